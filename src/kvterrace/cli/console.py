@@ -1,0 +1,46 @@
+"""Where output goes: answers to stdout, everything about them to stderr, errors as one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from rich.console import Console
+
+from kvterrace.errors import ConfigError
+
+__all__ = ["fail", "human_nbytes", "stderr", "write_json"]
+
+#: Progress, tables and notes.
+stderr = Console(stderr=True, highlight=False)
+
+
+def fail(message: str) -> None:
+    """Say in one line on stderr what went wrong and what to do."""
+    line = " ".join(message.split())
+    sys.stderr.write(f"kvterrace: {line}\n")
+    sys.stderr.flush()
+
+
+def human_nbytes(nbytes: int) -> str:
+    """`1536` -> `"1.5 KiB"`."""
+    value = float(nbytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def write_json(path: Path, data: Mapping[str, object]) -> None:
+    """Write `data` to `path`, whole or not at all. Raises ConfigError where that cannot be."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        part.write_text(json.dumps(data, indent=2, default=str) + "\n", encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise ConfigError(f"cannot write {path}: {error.strerror or error}: give --json another place") from error

@@ -1,0 +1,224 @@
+"""`kvterrace generate`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from kvterrace.cli.console import human_nbytes, stderr, write_json
+from kvterrace.errors import ConfigError
+from kvterrace.store import Store, open_store
+
+__all__ = ["GenerateOptions", "run"]
+
+_DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateOptions:
+    """What the command was asked for; see `kvterrace generate --help`."""
+
+    model: Path
+    prompt_files: tuple[Path, ...]
+    store: Path
+    question: str | None
+    max_new_tokens: int
+    dram: str
+    ssd: str
+    dtype: str
+    temperature: float
+    seed: int
+    json_file: Path | None
+
+
+def run(options: GenerateOptions) -> None:
+    """Answer, report, store. Raises KVTerraceError over bad input, before anything is written where that can be told."""
+    if options.dtype not in _DTYPES:
+        raise ConfigError(f"--dtype {options.dtype}: give one of {', '.join(_DTYPES)}")
+    if options.json_file is not None and not options.json_file.absolute().parent.is_dir():
+        raise ConfigError(f"--json {options.json_file}: its folder does not exist: make it first")
+    text = "\n".join(_read_prompt(path) for path in options.prompt_files)
+    if not text.strip():
+        raise ConfigError(f"{', '.join(map(str, options.prompt_files))}: the prompt is empty: give a file with text")
+    with stderr.status("loading Transformers"):
+        # Here, not above: `kvterrace --version` shall not wait for torch, and must work without it.
+        from kvterrace.integrations.transformers import session
+
+    began_s = time.monotonic()
+    config = session.load_config(options.model)
+    tokenizer = session.load_tokenizer(options.model)
+    ids = session.encode_prompt(tokenizer, text, options.question)
+    session.check_context(config, len(ids), options.max_new_tokens)
+    with open_store(options.store, dram_bytes=options.dram, ssd_bytes=options.ssd) as store:
+        with stderr.status(f"loading {options.model}"):
+            model = session.load_model(options.model, options.dtype)
+        report = _answer(options, store, model, tokenizer, ids, load_began_s=began_s)
+    if options.json_file is not None:
+        write_json(options.json_file, report)
+    missed = report["missed_blocks"]
+    if missed:
+        raise ConfigError(
+            f"the answer is complete, but {missed} of its blocks were not stored ({report['store_error']}): "
+            f"free space on {options.store} or raise --dram and --ssd"
+        )
+
+
+def _answer(
+    options: GenerateOptions, store: Store, model: Any, tokenizer: Any, ids: list[int], *, load_began_s: float
+) -> dict[str, object]:
+    from kvterrace.integrations.transformers import PrefixCache, session
+
+    with _progress("fingerprinting weights") as told:
+        prefix = PrefixCache(store, model, on_progress=told)
+    load_s = time.monotonic() - load_began_s
+    stream = _Stream(tokenizer)
+    with _progress("computing prompt") as told:
+
+        def first_or_next(token: int) -> None:
+            told(len(ids), len(ids))
+            stream.push(token)
+
+        made = session.generate(
+            prefix,
+            model,
+            ids,
+            max_new_tokens=options.max_new_tokens,
+            temperature=options.temperature,
+            seed=options.seed,
+            on_progress=told,
+            on_token=first_or_next,
+        )
+    answer = stream.end()
+    kept = prefix.store([ids + made.tokens], made.cache)
+    store.flush()
+    stats = store.stats()
+    restored = made.restored
+    tiers = {tier.name.lower(): count for tier, count in restored.tier_tokens.items()}
+    report: dict[str, object] = {
+        "answer": answer,
+        "answer_tokens": made.tokens,
+        "prompt_tokens": len(ids),
+        "restored_tokens": restored.restored_tokens,
+        "restored_tokens_by_tier": tiers,
+        "recomputed_tokens": len(ids) - restored.restored_tokens,
+        "restored_nbytes": restored.nbytes,
+        "restore_s": restored.elapsed_s,
+        "ttft_s": made.ttft_s,
+        "decode_s": made.decode_s,
+        "load_s": load_s,
+        "stored_blocks": kept.stored_blocks,
+        "present_blocks": kept.present_blocks,
+        "missed_blocks": kept.missed_blocks,
+        "stored_nbytes": kept.nbytes,
+        "store_error": kept.error or "; ".join(str(fault.outcome) for fault in kept.faults),
+        "faults": [str(fault) for fault in restored.faults] + ([restored.error] if restored.error else []),
+        "ssd_read_nbytes": stats.ssd_read_nbytes,
+        "ssd_written_nbytes": stats.ssd_written_nbytes,
+        "dram_read_nbytes": stats.dram_read_nbytes,
+    }
+    _tell(report, tiers)
+    return report
+
+
+def _tell(report: dict[str, Any], tiers: dict[str, int]) -> None:
+    found = ", ".join(f"{count} from {tier.upper()}" for tier, count in tiers.items()) or "0 restored"
+    stderr.print(
+        f"prompt {report['prompt_tokens']} tokens: {found}, {report['recomputed_tokens']} computed; "
+        f"first token after {report['ttft_s']:.2f} s"
+    )
+    stderr.print(
+        f"moved: {human_nbytes(report['restored_nbytes'])} restored ({human_nbytes(report['ssd_read_nbytes'])} read from "
+        f"SSD), {human_nbytes(report['stored_nbytes'])} stored ({human_nbytes(report['ssd_written_nbytes'])} written to SSD)"
+    )
+    for fault in report["faults"]:
+        stderr.print(f"computed again: {fault}", markup=False)
+
+
+def _read_prompt(path: Path) -> str:
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        raise ConfigError(f"prompt file {path} does not exist: check --prompt-file") from None
+    except OSError as error:
+        raise ConfigError(f"prompt file {path} cannot be read ({error.strerror or error}): give a text file") from None
+    if b"\0" in raw:
+        raise ConfigError(f"prompt file {path} is binary: give a UTF-8 text file")
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"prompt file {path} is not UTF-8 (byte {error.start}): convert it first") from None
+
+
+class _Stream:
+    """Writes an answer to stdout while it grows: text is held back until its characters are whole."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._ids: list[int] = []
+        self._shown = 0
+        self._text: list[str] = []
+
+    def push(self, token: int) -> None:
+        self._ids.append(token)
+        text = self._decode()
+        if text.endswith("�"):
+            return
+        self._emit(text[self._shown :])
+        self._shown = len(text)
+        if text.endswith("\n"):
+            # One token stays as context: some tokenizers drop the space before a first word.
+            self._ids = self._ids[-1:]
+            self._shown = len(self._decode())
+
+    def end(self) -> str:
+        """Write what is left and a newline; the whole text."""
+        self._emit(self._decode()[self._shown :] if self._ids else "")
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+        return "".join(self._text)
+
+    def _decode(self) -> str:
+        return str(self._tokenizer.decode(self._ids, skip_special_tokens=True))
+
+    def _emit(self, text: str) -> None:
+        self._text.append(text)
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+@contextmanager
+def _progress(label: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr that is there from the first report to the last; nothing where stderr is no terminal."""
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=stderr,
+        transient=True,
+        disable=not stderr.is_terminal,
+    )
+    task = bar.add_task(label, total=None)
+    running = False
+
+    def told(done: int, total: int) -> None:
+        nonlocal running
+        if done >= total:
+            bar.stop()
+            return
+        if not running:
+            bar.start()
+            running = True
+        bar.update(task, completed=done, total=total)
+
+    try:
+        yield told
+    finally:
+        bar.stop()

@@ -1,0 +1,131 @@
+"""The block table: what the index knows of each block, one column for each fact (about 66 B a block)."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvterrace.keys import KEY_NBYTES
+
+__all__ = ["NOWHERE", "BlockTable", "DramState", "Ids"]
+
+Ids = npt.NDArray[np.int32]
+
+#: Value of `slot` and `segment` where a block has no copy there.
+NOWHERE = -1
+
+_GROWTH = 4096
+
+
+class DramState(enum.IntEnum):
+    """What the DRAM slot of a block holds."""
+
+    EMPTY = 0  #: no slot
+    FILLING = 1  #: a put is copying into it
+    READING = 2  #: a read from below is landing in it
+    READY = 3  #: the block's bytes, complete and, if they came from below, verified
+
+
+class BlockTable:
+    """Columns over block ids. Not thread-safe: the ledger's owner serialises.
+
+    Columns (`id` is the index):
+        key: the block's key.
+        state: `DramState`.
+        slot: page number of the slot in the arena, or NOWHERE.
+        segment: number of the segment that holds the SSD copy, or NOWHERE.
+        page: page number of the record in that segment.
+        put_seq: put-sequence number that a read of the copy must find.
+        run: id of the run that the block belongs to.
+        pins: holders that want the block kept (active KV).
+        users: transfers that use the slot at this moment; it must not move or be freed.
+        writing: whether a write of the block is in flight.
+        score: decayed cumulative attention score.
+    """
+
+    _COLUMNS: tuple[tuple[str, Any, int], ...] = (
+        ("state", np.uint8, 0),
+        ("slot", np.int32, NOWHERE),
+        ("segment", np.int32, NOWHERE),
+        ("page", np.int32, NOWHERE),
+        ("put_seq", np.int64, 0),
+        ("run", np.int32, NOWHERE),
+        ("pins", np.int16, 0),
+        ("users", np.int16, 0),
+        ("writing", np.bool_, 0),
+        ("score", np.float32, 0),
+    )
+
+    key: npt.NDArray[np.uint8]
+    state: npt.NDArray[np.uint8]
+    slot: npt.NDArray[np.int32]
+    segment: npt.NDArray[np.int32]
+    page: npt.NDArray[np.int32]
+    put_seq: npt.NDArray[np.int64]
+    run: npt.NDArray[np.int32]
+    pins: npt.NDArray[np.int16]
+    users: npt.NDArray[np.int16]
+    writing: npt.NDArray[np.bool_]
+    score: npt.NDArray[np.float32]
+
+    def __init__(self) -> None:
+        self.key = np.zeros((0, KEY_NBYTES), np.uint8)
+        for name, dtype, _ in self._COLUMNS:
+            setattr(self, name, np.zeros(0, dtype))
+        self._free: Ids = np.zeros(0, np.int32)
+        self._free_count = 0
+
+    @property
+    def capacity(self) -> int:
+        """Ids that exist, used or free."""
+        return len(self.key)
+
+    @property
+    def used(self) -> int:
+        """Ids in use."""
+        return self.capacity - self._free_count
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the table takes."""
+        return self.key.nbytes + self._free.nbytes + sum(getattr(self, name).nbytes for name, _, _ in self._COLUMNS)
+
+    def allocate(self, count: int) -> Ids:
+        """`count` fresh ids with every column at its start value; the caller sets the keys."""
+        if count > self._free_count:
+            self._grow(count - self._free_count)
+        self._free_count -= count
+        ids = self._free[self._free_count : self._free_count + count][::-1].copy()
+        for name, _, start in self._COLUMNS:
+            getattr(self, name)[ids] = start
+        return ids
+
+    def release(self, ids: Ids) -> None:
+        """Give ids back. They must not be in use anywhere."""
+        assert not self.users[ids].any() and not self.pins[ids].any(), "a block in use was released"
+        assert (self.slot[ids] == NOWHERE).all() and (self.segment[ids] == NOWHERE).all(), (
+            "a block with a copy was released"
+        )
+        self.run[ids] = NOWHERE
+        self._free[self._free_count : self._free_count + len(ids)] = ids
+        self._free_count += len(ids)
+
+    def _grow(self, at_least: int) -> None:
+        old = self.capacity
+        new = old + max(at_least, _GROWTH, old // 8)
+        key = np.zeros((new, KEY_NBYTES), np.uint8)
+        key[:old] = self.key
+        self.key = key
+        for name, dtype, start in self._COLUMNS:
+            column = np.full(new, start, dtype)
+            column[:old] = getattr(self, name)
+            setattr(self, name, column)
+        free = np.zeros(new, np.int32)
+        free[: self._free_count] = self._free[: self._free_count]
+        free[self._free_count : self._free_count + new - old] = np.arange(new - 1, old - 1, -1)
+        # lower ids are handed out first, so that they lie on top of the stack
+        self._free = free
+        self._free_count += new - old

@@ -1,0 +1,51 @@
+"""Counts of what happened, as plain numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["StoreStats"]
+
+
+@dataclass(slots=True)
+class StoreStats:
+    """What a store has done since it was opened, and what it holds. Blocks and bytes; a copy, safe to keep.
+
+    Every block asked for by `get` ends in exactly one of the `get_*` counts, every block given to `put` in one of `put_*`.
+    """
+
+    get_dram_blocks: int = 0
+    get_ssd_blocks: int = 0
+    get_miss_blocks: int = 0
+    get_corrupt_blocks: int = 0
+    get_stale_blocks: int = 0
+    get_failed_blocks: int = 0
+    get_expired_blocks: int = 0
+    get_busy_blocks: int = 0
+    put_stored_blocks: int = 0
+    put_present_blocks: int = 0
+    put_busy_blocks: int = 0
+    put_rejected_blocks: int = 0
+    prefetched_blocks: int = 0
+    dropped_blocks: int = 0
+    dram_read_nbytes: int = 0
+    dram_written_nbytes: int = 0
+    ssd_read_nbytes: int = 0
+    ssd_read_requests: int = 0
+    ssd_written_nbytes: int = 0
+    ssd_write_requests: int = 0
+    ssd_write_failures: int = 0
+    carried_blocks: int = 0
+    reclaimed_segments: int = 0
+    blocks: int = 0
+    runs: int = 0
+    index_nbytes: int = 0
+    dram_used_nbytes: int = 0
+    dram_nbytes: int = 0
+    dirty_nbytes: int = 0
+    ssd_live_nbytes: int = 0
+    ssd_file_nbytes: int = 0
+    ssd_nbytes: int = 0
+    ssd_segments: int = 0
+    ssd_writable: bool = False
+    ssd_direct_io: bool = False

@@ -1,0 +1,516 @@
+"""The ledger decides: what is where, what makes room, what is written, what is given up. It moves nothing.
+
+Sans-I/O and deterministic: it takes events and the time, returns decisions, and never asks the operating system for anything.
+Production, replay and simulation drive the same ledger. Not thread-safe: whoever drives it serialises.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvterrace.engine.blocks import NOWHERE, BlockTable, DramState, Ids
+from kvterrace.engine.dram import DramSpace
+from kvterrace.engine.space import Segment, SegmentSpace, SegmentState
+from kvterrace.engine.tree import Run, RunTree
+from kvterrace.format.record import PAGE_NBYTES
+from kvterrace.keys import KeyChain
+from kvterrace.policy.eviction import EvictionPolicy, LruTailFirst
+from kvterrace.types import Tier
+
+#: A block's attention score halves in this time if nothing is added.
+SCORE_HALF_LIFE_S = 60.0
+
+__all__ = ["SCORE_HALF_LIFE_S", "Geometry", "Ledger", "WriteBatch", "WritePolicy"]
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Sizes of the records of one namespace: header and payload, each padded to pages."""
+
+    header_nbytes: int
+    payload_nbytes: int
+
+    @property
+    def record_nbytes(self) -> int:
+        """Bytes of a record on the drive and of a slot in the arena."""
+        return self.header_nbytes + -(-self.payload_nbytes // PAGE_NBYTES) * PAGE_NBYTES
+
+
+@dataclass(frozen=True, slots=True)
+class WritePolicy:
+    """When idle blocks that have no copy below are written.
+
+    Attributes:
+        after_s: behind: once a run has been idle this long.
+        dirty_fraction: sooner, once this share of the arena has no copy below.
+        batch_nbytes: at most this much in one sequential write.
+    """
+
+    after_s: float = 2.0
+    dirty_fraction: float = 0.5
+    batch_nbytes: int = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class WriteBatch:
+    """Records `ids`, to be written one behind the other from byte `offset` of `segment` on, each from its own slot."""
+
+    segment: Segment
+    offset: int
+    ids: Ids
+    nbytes: int
+
+
+class Ledger:
+    """State of one partition. `dram_nbytes` may be small but not 0; `space` is None where there is no SSD tier."""
+
+    def __init__(
+        self,
+        dram_nbytes: int,
+        space: SegmentSpace | None,
+        *,
+        policy: EvictionPolicy | None = None,
+        writes: WritePolicy | None = None,
+    ) -> None:
+        self.table = BlockTable()
+        self.tree = RunTree(self.table)
+        self.dram = DramSpace(dram_nbytes, self.table, self.tree, policy or LruTailFirst())
+        self.space = space
+        self.writes = writes or WritePolicy()
+        self.geometries: dict[int, Geometry] = {}
+        self.next_put_seq = 1
+        self.can_write = space is not None
+        self.dropped_blocks = 0
+        self.dirty_nbytes = 0
+        self._slot_nbytes: dict[int, int] = {}
+        self._dirty: dict[
+            int, float
+        ] = {}  # run number -> when it first held a block without a copy below; oldest first
+        self._scored_s: dict[int, float] = {}  # run number -> when its scores were last brought up to date
+        self._doomed: set[int] = set()  # invalidated while in use: given up at the last release
+
+    # -- what there is -------------------------------------------------------------------------------------------------
+
+    def add_namespace(self, number: int, geometry: Geometry) -> None:
+        """Sizes for namespace `number`; before any of its blocks."""
+        self.geometries[number] = geometry
+        self._slot_nbytes[number] = geometry.record_nbytes
+
+    def find(self, chain: KeyChain, stop: int | None = None) -> Ids:
+        """Ids of the blocks of `chain` that the index knows, from the first on; some may have no copy at the moment."""
+        steps = self.tree.walk(chain, stop)
+        if not steps:
+            return np.zeros(0, np.int32)
+        return np.concatenate([run.ids[:count] for run, count in steps])
+
+    def resident(self, ids: Ids) -> list[Tier]:
+        """Tier of each block, cut before the first without a copy: what `match` answers for a chain."""
+        ready = self.table.state[ids] == DramState.READY
+        there = ready | (self.table.segment[ids] != NOWHERE)
+        if self._doomed:
+            there &= ~np.isin(ids, list(self._doomed))
+        count = len(ids) if there.all() else int(np.argmin(there))
+        return [Tier.DRAM if hot else Tier.SSD for hot in ready[:count].tolist()]
+
+    def is_doomed(self, block: int) -> bool:
+        """Whether the block was invalidated and only waits for its users to end."""
+        return block in self._doomed
+
+    def run_of(self, block: int) -> Run:
+        """The run that a block belongs to."""
+        return self.tree.run(int(self.table.run[block]))
+
+    def geometry_of(self, block: int) -> Geometry:
+        """Sizes of the record of a block."""
+        return self.geometries[self.run_of(block).namespace]
+
+    # -- use -----------------------------------------------------------------------------------------------------------
+
+    def touch(self, chain: KeyChain, stop: int, now_s: float) -> None:
+        """The first `stop` blocks of `chain` were used now, and so was all that they hang on."""
+        steps = self.tree.walk(chain, stop)
+        if not steps:
+            return
+        run, count = steps[-1]
+        if count < len(run):
+            self._split(run, count)
+        self.tree.used_s[[run.number for run, _ in steps]] = now_s
+        self.dram.policy.touch(run.number for run, _ in reversed(steps))
+
+    def add_scores(self, chain: KeyChain, scores: np.ndarray, now_s: float) -> None:
+        """Add attention scores to the blocks of `chain` that the index knows; what they had before has decayed to half for every
+        `SCORE_HALF_LIFE_S` since their run was scored last."""
+        steps = self.tree.walk(chain)
+        at = 0
+        for run, count in steps:
+            since_s = now_s - self._scored_s.get(run.number, now_s)
+            ids = run.ids[:count]
+            self.table.score[ids] *= 0.5 ** (since_s / SCORE_HALF_LIFE_S)
+            self.table.score[ids] += scores[at : at + count]
+            self._scored_s[run.number] = now_s
+            at += count
+
+    def _split(self, run: Run, at: int) -> None:
+        tail = self.tree.split(run, at)
+        self.dram.split(run, tail)
+        if run.number in self._scored_s:
+            self._scored_s[tail.number] = self._scored_s[run.number]
+        since = self._dirty.get(run.number)
+        if since is not None:
+            self._dirty[tail.number] = since
+
+    def hold(self, ids: Ids) -> None:
+        """A transfer uses these blocks: none is forgotten, no slot of theirs moves, until `let_go`."""
+        self.table.users[ids] += 1
+
+    def let_go(self, block: int) -> None:
+        """One use of a block has ended."""
+        self.table.users[block] -= 1
+        assert self.table.users[block] >= 0, "a block was let go more often than held"
+        if self.table.users[block]:
+            return
+        if block in self._doomed and not self.table.pins[block]:
+            self._doomed.discard(block)
+            self._drop_copies(block)
+        if self.table.slot[block] == NOWHERE and self.table.segment[block] == NOWHERE:
+            self.prune(self.run_of(block))
+
+    def pin(self, ids: Ids) -> None:
+        """Active KV: none of these blocks is evicted or dropped until `unpin`."""
+        self.table.pins[ids] += 1
+
+    def unpin(self, ids: Ids) -> None:
+        """Undo one `pin`."""
+        self.table.pins[ids] -= 1
+        assert (self.table.pins[ids] >= 0).all(), "a block was unpinned more often than pinned"
+        for block in ids[::-1].tolist():
+            if block in self._doomed and not self.table.pins[block] and not self.table.users[block]:
+                self.hold(np.array([block], np.int32))
+                self.let_go(block)
+
+    # -- room in DRAM --------------------------------------------------------------------------------------------------
+
+    def reserve(self, block: int, state: DramState) -> bool:
+        """Give `block` a slot, making room if need be; False if every slot is in use, pinned or waits to be written."""
+        need = self._slot_nbytes[self.run_of(block).namespace]
+        offset = self.reserve_extent(need)
+        if offset is None:
+            return False
+        self.dram.take(block, offset, state)
+        return True
+
+    def reserve_extent(self, nbytes: int) -> int | None:
+        """A piece of the arena that belongs to no block (staging), or None. Give it back with `dram.allocator.free`."""
+        allocator = self.dram.allocator
+        while (offset := allocator.allocate(nbytes)) is None:
+            victims = self.dram.victims(nbytes, self._slot_nbytes, droppable=not self.can_write)
+            if not len(victims):
+                return None
+            for block in victims.tolist():
+                if self.table.state[block] == DramState.READY:
+                    self._evict(block)
+        return offset
+
+    def _evict(self, block: int) -> None:
+        if self.table.segment[block] != NOWHERE:
+            self.dram.free(block)
+            return
+        run = self.run_of(block)
+        self._forget(run, int(np.flatnonzero(run.ids == block)[0]))
+
+    def evict_idle(self) -> None:
+        """Give up every slot whose block has a copy below and is neither used nor pinned (tests and benchmarks: a cold DRAM tier)."""
+        for block in self.dram.victims(self.dram.nbytes + PAGE_NBYTES, self._slot_nbytes, droppable=False).tolist():
+            self.dram.free(block)
+
+    # -- put -----------------------------------------------------------------------------------------------------------
+
+    def insert(self, chain: KeyChain, index: int, *, namespace: int, sequence: bytes, now_s: float) -> int | None:
+        """The block `index` of `chain`, new if the index does not know it; None if the block before it is unknown."""
+        steps = self.tree.walk(chain, index + 1)
+        known = sum(count for _, count in steps)
+        if known > index:
+            run, count = steps[-1]
+            return int(run.ids[count - 1])
+        if known < index:
+            return None
+        parent: Run | None = None
+        if steps:
+            parent, count = steps[-1]
+            if count < len(parent):
+                self._split(parent, count)
+        run, ids = self.tree.append(
+            parent, chain.key(index), namespace=namespace, sequence=sequence, depth=index, now_s=now_s
+        )
+        return int(ids[0])
+
+    def begin_fill(self, block: int) -> int | None:
+        """Give a new block a slot for a put to fill; returns its put-sequence number, or None if there is no room."""
+        if not self.reserve(block, DramState.FILLING):
+            return None
+        self.table.put_seq[block] = self.next_put_seq
+        self.next_put_seq += 1
+        return self.next_put_seq - 1
+
+    def filled(self, block: int, now_s: float) -> None:
+        """A put has filled the slot: the block is ready, and has no copy below."""
+        self.table.state[block] = DramState.READY
+        self._soil(block, now_s)
+
+    def _soil(self, block: int, now_s: float) -> None:
+        self._dirty.setdefault(int(self.table.run[block]), now_s)
+        self.dirty_nbytes += self._slot_nbytes[self.run_of(block).namespace]
+
+    def undo(self, block: int) -> None:
+        """A put or a read did not fill the slot after all: give it back. The caller still holds the block."""
+        assert self.table.state[block] in (DramState.FILLING, DramState.READING) and self.table.users[block] > 0
+        self.dram.free(block)
+
+    def landed(self, block: int) -> None:
+        """A read has filled the slot with verified bytes: a second copy, free to be given up again."""
+        self.table.state[block] = DramState.READY
+
+    def lost(self, block: int, now_s: float) -> None:
+        """The SSD copy was found to be wrong or gone. What hangs on the block stays: it may be stored again."""
+        if self.table.segment[block] == NOWHERE:
+            return
+        self._lose(block)
+        if self.table.state[block] == DramState.READY:
+            self._soil(block, now_s)
+
+    def _lose(self, block: int) -> None:
+        assert self.space is not None
+        self.space.lose(self.table, block, self._slot_nbytes[self.run_of(block).namespace])
+
+    # -- writing behind ------------------------------------------------------------------------------------------------
+
+    @property
+    def has_dirty(self) -> bool:
+        """Whether some block has no copy below yet."""
+        return bool(self._dirty)
+
+    def next_write(self, now_s: float, *, pressed: bool) -> WriteBatch | None:
+        """Blocks to write now, placed one behind the other in the open segment; None if none is due or no segment is open.
+
+        `pressed`: write what there is without waiting for it to be idle (room is wanted, or a flush).
+        """
+        segment = None if self.space is None else self.space.open
+        if segment is None or not self.can_write:
+            return None
+        pressed = pressed or self.dirty_nbytes > self.writes.dirty_fraction * self.dram.nbytes
+        chosen: list[int] = []
+        offset = nbytes = 0
+        for number, since in list(self._dirty.items()):
+            run = self.tree.run(number)
+            if not pressed and max(since, float(self.tree.used_s[number])) + self.writes.after_s > now_s:
+                continue
+            record_nbytes = self._slot_nbytes[run.namespace]
+            for block in self._writable(run).tolist():
+                if not (chosen == [] or nbytes + record_nbytes <= self.writes.batch_nbytes):
+                    break
+                if not self._fits(segment, run):
+                    break
+                at = self._place(segment, run)
+                offset = offset or at
+                nbytes += record_nbytes
+                chosen.append(block)
+            else:
+                self._settle_dirty(run)
+                continue
+            break
+        if not chosen:
+            return None
+        ids = np.array(chosen, np.int32)
+        self.table.writing[ids] = True
+        self.hold(ids)
+        segment.writers += 1
+        return WriteBatch(segment, offset, ids, nbytes)
+
+    def _fits(self, segment: Segment, run: Run) -> bool:
+        assert self.space is not None
+        return self.space.fits(segment, self._slot_nbytes[run.namespace], run.namespace)
+
+    def _place(self, segment: Segment, run: Run) -> int:
+        assert self.space is not None
+        return self.space.place(segment, self._slot_nbytes[run.namespace], run.namespace)
+
+    def _writable(self, run: Run) -> Ids:
+        table, ids = self.table, run.ids
+        wanted = (table.state[ids] == DramState.READY) & (table.segment[ids] == NOWHERE) & ~table.writing[ids]
+        found = ids[wanted]
+        if self._doomed:
+            found = found[~np.isin(found, list(self._doomed))]
+        return found
+
+    def needs_segment(self) -> bool:
+        """Whether dirty blocks wait and the open segment cannot take the next of them (or there is none)."""
+        segment = None if self.space is None else self.space.open
+        for number in self._dirty:
+            run = self.tree.run(number)
+            if len(self._writable(run)):
+                return segment is None or not self._fits(segment, run)
+        return False
+
+    def _settle_dirty(self, run: Run) -> None:
+        """Take `run` off the list of dirty ones if nothing of it waits or is under way."""
+        table, ids = self.table, run.ids
+        if not ((table.state[ids] == DramState.READY) & (table.segment[ids] == NOWHERE)).any():
+            self._dirty.pop(run.number, None)
+
+    def written(self, batch: WriteBatch) -> None:
+        """A write has ended well: the copies count from now on."""
+        assert self.space is not None
+        page = batch.offset // PAGE_NBYTES
+        for block in batch.ids.tolist():
+            run = self.run_of(block)
+            nbytes = self._slot_nbytes[run.namespace]
+            self.table.segment[block] = batch.segment.number
+            self.table.page[block] = page
+            page += nbytes // PAGE_NBYTES
+            batch.segment.live_nbytes += nbytes
+            self.dirty_nbytes -= nbytes
+        batch.segment.note(batch.ids)
+        self._end_write(batch)
+
+    def write_failed(self, batch: WriteBatch) -> None:
+        """A write has failed: its room in the segment is spent, its blocks are as dirty as before."""
+        self._end_write(batch)
+
+    def _end_write(self, batch: WriteBatch) -> None:
+        batch.segment.writers -= 1
+        self.table.writing[batch.ids] = False
+        for block in batch.ids.tolist():
+            run = self.run_of(block)
+            self.let_go(block)
+            self._settle_dirty(run)
+
+    # -- giving up -----------------------------------------------------------------------------------------------------
+
+    def invalidate(self, chain: KeyChain, start: int) -> list[bytes]:
+        """Give up the blocks of `chain` from `start` on, and all that hangs on them; those in use as soon as they are let go.
+
+        Returns the keys that have a copy on the SSD, or are about to.
+        """
+        steps = self.tree.walk(chain)
+        if sum(count for _, count in steps) <= start:
+            return []
+        at = 0
+        for run, count in steps:
+            if at + count > start:
+                cut = max(0, start - at)
+                ids = np.concatenate([run.ids[cut:], *(child.ids for child in self.tree.below(run))])
+                below = (self.table.segment[ids] != NOWHERE) | self.table.writing[ids]
+                keys = [self.key_of(block) for block in ids[below].tolist()]
+                self._doomed.update(ids[(self.table.users[ids] > 0) | (self.table.pins[ids] > 0)].tolist())
+                self._forget(run, cut, dropping=False)
+                return keys
+            at += count
+        return []
+
+    def _forget(self, run: Run, at: int, *, dropping: bool = True) -> None:
+        """Give up the blocks of `run` from `at` on and all that hangs on them, except what is in use or pinned."""
+        below = self.tree.below(run)
+        lost = [run.ids[at:][::-1], *(child.ids[::-1] for child in below)]
+        for ids in lost:
+            free = (self.table.users[ids] == 0) & (self.table.pins[ids] == 0)
+            for block in ids[free].tolist():
+                self._drop_copies(block)
+                self.dropped_blocks += dropping
+        for child in reversed(below):
+            self.prune(child)
+        self.prune(run)
+
+    def _drop_copies(self, block: int) -> None:
+        table = self.table
+        if table.state[block] == DramState.READY and table.segment[block] == NOWHERE:
+            self.dirty_nbytes -= self._slot_nbytes[self.run_of(block).namespace]
+        if table.segment[block] != NOWHERE:
+            self._lose(block)
+        if table.slot[block] != NOWHERE:
+            self.dram.free(block)
+
+    def prune(self, run: Run) -> None:
+        """Forget blocks without a copy at the end of `run`, and of what it hangs on, where nothing hangs on them."""
+        table = self.table
+        at: Run | None = run
+        while at is not None and len(at) and not at.children:
+            ids = at.ids[::-1]
+            kept = (
+                (table.slot[ids] != NOWHERE)
+                | (table.segment[ids] != NOWHERE)
+                | (table.users[ids] > 0)
+                | (table.pins[ids] > 0)
+            )
+            gone = len(ids) if not kept.any() else int(np.argmax(kept))
+            if not gone:
+                return
+            parent, whole = at.parent, gone == len(ids)
+            if whole:
+                self._dirty.pop(at.number, None)
+                self._scored_s.pop(at.number, None)
+            freed = self.tree.trim(at, len(ids) - gone)
+            self._doomed.difference_update(freed.tolist())
+            self.table.release(freed)
+            if not whole:
+                self._settle_dirty(at)
+                return
+            at = parent
+
+    # -- reclaim -------------------------------------------------------------------------------------------------------
+
+    def reclaim_candidate(self, now_s: float) -> tuple[Segment, Ids] | None:
+        """The sealed segment that is worth least, and the blocks in it that are worth carrying over; None if all are in use.
+
+        Worth is what lives in a segment times how recently it was used. Carried over are the blocks used more recently than the
+        average block of the tier, at most a quarter of the segment, and only those that DRAM does not hold already.
+        """
+        assert self.space is not None
+        sealed = self.space.in_state(SegmentState.SEALED)
+        ages: dict[int, tuple[float, Ids, np.ndarray]] = {}
+        for segment in sealed:
+            ids = segment.live_ids(self.table)
+            if (self.table.users[ids] > 0).any():
+                continue
+            used_s = self.tree.used_s[self.table.run[ids]]
+            age = float(np.mean(now_s - used_s)) if len(ids) else float("inf")
+            worth = (segment.live_nbytes / segment.file_nbytes) / (1.0 + age)
+            ages[segment.number] = (worth, ids, used_s)
+        if not ages:
+            return None
+        number = min(ages, key=lambda n: (ages[n][0], n))
+        _, ids, used_s = ages[number]
+        everything = np.concatenate([used for _, _, used in ages.values()])
+        average_s = float(everything.mean()) if len(everything) else now_s
+        segment = self.space.segments[number]
+        pinned = self.table.pins[ids] > 0
+        keep = (pinned | (used_s > average_s)) & (self.table.state[ids] == DramState.EMPTY)
+        order = np.lexsort((self.table.page[ids], -used_s, ~pinned))
+        order = order[keep[order]]
+        limit = max(int(pinned.sum()), int(0.25 * segment.records) or 1)
+        return segment, ids[order[:limit]]
+
+    def reclaimed(self, segment: Segment, now_s: float) -> None:
+        """The copies in `segment` count no longer. Blocks that DRAM holds are dirty again; others are dropped, with all below.
+
+        None of them may be in use. The segment keeps its share of the capacity until its file is gone.
+        """
+        assert self.space is not None
+        ids = segment.live_ids(self.table)
+        for block in ids.tolist():
+            self.lost(block, now_s)
+        for block in ids.tolist():
+            # an earlier one may have taken this one with it
+            if self.table.run[block] == NOWHERE or self.table.slot[block] != NOWHERE:
+                continue
+            run = self.run_of(block)
+            at = np.flatnonzero(run.ids == block)
+            if len(at) and self.table.segment[block] == NOWHERE:
+                self._forget(run, int(at[0]))
+
+    # -- for the drivers -----------------------------------------------------------------------------------------------
+
+    def key_of(self, block: int) -> bytes:
+        """Key of a block."""
+        return self.table.key[block].tobytes()

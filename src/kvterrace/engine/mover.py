@@ -1,0 +1,159 @@
+"""The mover: carries out what the ledger decides, and is the only one that submits I/O. It has no thread of its own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+from kvterrace.engine.core import Core
+from kvterrace.engine.filler import Filler
+from kvterrace.engine.reader import Reader
+from kvterrace.engine.transfers import Transfer, TransferKind
+from kvterrace.engine.writer import Writer
+from kvterrace.io.base import IoResult
+from kvterrace.keys import KeyChain
+from kvterrace.types import (
+    Busy,
+    Corrupt,
+    DeviceFailed,
+    Expired,
+    Hit,
+    Miss,
+    Pending,
+    Present,
+    Rejected,
+    Stale,
+    Stored,
+    Tier,
+)
+
+__all__ = ["Mover"]
+
+_log = logging.getLogger(__name__)
+
+_PUT_COUNTS: dict[type[Any], str] = {Stored: "stored", Present: "present", Busy: "busy", Rejected: "rejected"}
+_GET_COUNTS: dict[type[Any], str] = {
+    Miss: "miss",
+    Corrupt: "corrupt",
+    Stale: "stale",
+    DeviceFailed: "failed",
+    Expired: "expired",
+    Busy: "busy",
+}
+
+
+class Mover:
+    """All of it runs under the store's lock, except what requests do on the engine's threads."""
+
+    def __init__(self, core: Core, *, busy_after_s: float) -> None:
+        self.core = core
+        self.fault: str | None = None
+        self._reader = Reader(core, busy_after_s)
+        self._filler = Filler(core, busy_after_s)
+        self.writer = Writer(core, self._reader) if core.files is not None else None
+        self._active: dict[Transfer, None] = {}  # a dict keeps their order
+        self.finished: list[Transfer] = []
+
+    @property
+    def active(self) -> int:
+        """Transfers that are not done."""
+        return len(self._active)
+
+    def submit(self, transfer: Transfer) -> None:
+        """Begin a transfer."""
+        self._active[transfer] = None
+        if transfer.kind is TransferKind.PUT:
+            self._filler.start(transfer)
+        else:
+            self._reader.start(transfer)
+        self.pump()
+
+    def handle(self, results: Iterable[IoResult]) -> None:
+        """Take in what the engine has finished. An exception here is a bug: the store is marked as failed, never silently dead."""
+        for result in results:
+            tag = result.request.tag
+            try:
+                if callable(tag):
+                    tag(result)
+            except Exception as error:
+                self._fail(error)
+
+    def pump(self) -> None:
+        """Let everything go on that can: expire, retry what waits for room, write, seal, reclaim."""
+        try:
+            now_s = self.core.clock.monotonic_s()
+            self._expire(now_s)
+            self._reader.pump(now_s)
+            self._filler.pump(now_s)
+            if self.writer is not None:
+                self.writer.pump(now_s, pressed=bool(self._filler.waiting or self._reader.waiting))
+            self._reap()
+        except Exception as error:
+            self._fail(error)
+
+    def abandon(self) -> list[Transfer]:
+        """Settle what is not done (the store is closing); returns it. Memory of callers is not touched after that."""
+        left = list(self._active)
+        for transfer in left:
+            put = transfer.kind is TransferKind.PUT
+            transfer.give_up(Busy() if put else Expired())
+        self._reap()
+        return left
+
+    def invalidate(self, chain: KeyChain, start: int) -> None:
+        """Give up blocks, in DRAM and on the SSD, so that a restart does not bring them back either."""
+        keys = self.core.ledger.invalidate(chain, start)
+        if self.writer is not None and keys:
+            self.writer.bury(chain.namespace.digest, keys)
+            self.pump()
+
+    def timeout_s(self) -> float:
+        """How long the engine may be waited for before `pump` has something to do by the clock."""
+        now_s = self.core.clock.monotonic_s()
+        due = [t.deadline_s - now_s for t in self._active if t.deadline_s is not None]
+        if self._filler.waiting or self._reader.waiting:
+            due.append(0.02)
+        elif self.writer is not None and self.writer.pending:
+            due.append(0.1)
+        return max(0.0, min([*due, 1.0]))
+
+    def _expire(self, now_s: float) -> None:
+        for transfer in self._active:
+            if (
+                transfer.deadline_s is not None
+                and now_s >= transfer.deadline_s
+                and transfer.kind is not TransferKind.PUT
+            ):
+                transfer.give_up(Expired())
+
+    def _reap(self) -> None:
+        for transfer in [one for one in self._active if one.done]:
+            del self._active[transfer]
+            self._count(transfer)
+            self.finished.append(transfer)
+
+    def _count(self, transfer: Transfer) -> None:
+        stats = self.core.stats
+        put = transfer.kind is TransferKind.PUT
+        if transfer.kind is TransferKind.PREFETCH:
+            return
+        for outcome in transfer.outcomes:
+            assert not isinstance(outcome, Pending), "a transfer is done while a block is pending"
+            if isinstance(outcome, Hit):
+                name = "get_dram_blocks" if outcome.tier is Tier.DRAM else "get_ssd_blocks"
+            elif put:
+                name = f"put_{_PUT_COUNTS[type(outcome)]}_blocks"
+            else:
+                name = f"get_{_GET_COUNTS[type(outcome)]}_blocks"
+            setattr(stats, name, getattr(stats, name) + 1)
+
+    def _fail(self, error: Exception) -> None:
+        if self.fault is None:
+            _log.critical("the store has failed and serves nothing any more; please report this", exc_info=error)
+            self.fault = repr(error)
+        for transfer in self._active:
+            put = transfer.kind is TransferKind.PUT
+            transfer.give_up(
+                Rejected(f"the store has failed: {error!r}") if put else DeviceFailed("the store", repr(error))
+            )

@@ -1,0 +1,156 @@
+"""Space on the SSD as the ledger sees it: segments, what is live in them, the capacity cap. No files, no bytes."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+
+import numpy as np
+
+from kvterrace.engine.blocks import NOWHERE, BlockTable, Ids
+from kvterrace.format.record import PAGE_NBYTES
+
+__all__ = ["Segment", "SegmentSpace", "SegmentState"]
+
+
+class SegmentState(enum.Enum):
+    """A segment's life, in this order."""
+
+    CREATING = "creating"
+    OPEN = "open"
+    SEALING = "sealing"
+    SEALED = "sealed"
+    RECLAIMING = "reclaiming"
+    #: Given up, but its file could not be removed; it still takes its share of the capacity.
+    STUCK = "stuck"
+
+
+class Segment:
+    """One append-only file.
+
+    Attributes:
+        number: unique in the partition, rising; names the file.
+        file_nbytes: what the file takes of the capacity.
+        used_nbytes: where the next record goes.
+        records: records placed in it, whether or not they are still live.
+        live_nbytes: bytes of records that the index points to.
+        writers: writes in flight; it is not sealed before they end.
+        reserved_nbytes: room kept for the footer beyond its rows for records.
+        tombstones: (namespace digest, key, put-sequence) of the invalidations recorded in it.
+    """
+
+    __slots__ = (
+        "_ids",
+        "file_nbytes",
+        "live_nbytes",
+        "namespaces",
+        "number",
+        "records",
+        "reserved_nbytes",
+        "state",
+        "tombstones",
+        "used_nbytes",
+        "writers",
+    )
+
+    def __init__(self, number: int, state: SegmentState, file_nbytes: int) -> None:
+        self.number = number
+        self.state = state
+        self.file_nbytes = file_nbytes
+        self.used_nbytes = PAGE_NBYTES
+        self.records = 0
+        self.namespaces: set[int] = set()
+        self.live_nbytes = 0
+        self.writers = 0
+        self.reserved_nbytes = 0
+        self.tombstones: list[tuple[bytes, bytes, int]] = []
+        self._ids: list[Ids] = []
+
+    def __repr__(self) -> str:
+        return f"<Segment {self.number:08x} {self.state.value}, {self.live_nbytes} of {self.file_nbytes} B live>"
+
+    def note(self, ids: Ids) -> None:
+        """Blocks `ids` have their copy here from now on."""
+        self._ids.append(ids)
+
+    def live_ids(self, table: BlockTable) -> Ids:
+        """Blocks whose copy is here now."""
+        if not self._ids:
+            return np.zeros(0, np.int32)
+        ids = np.unique(np.concatenate(self._ids))
+        ids = ids[table.segment[ids] == self.number]
+        self._ids = [ids]
+        return ids
+
+
+class SegmentSpace:
+    """Where records go, and which segment makes room. The sum of all files never exceeds `cap_nbytes`."""
+
+    def __init__(self, cap_nbytes: int, segment_nbytes: int, footer_nbytes: Callable[[int, int], int]) -> None:
+        """`footer_nbytes(records, namespaces)` is the room that a seal needs, trailer included."""
+        self.cap_nbytes = cap_nbytes
+        self.segment_nbytes = segment_nbytes
+        self.segments: dict[int, Segment] = {}
+        #: The segment that records are appended to.
+        self.open: Segment | None = None
+        self.next_number = 1
+        self._footer_nbytes = footer_nbytes
+
+    @property
+    def file_nbytes(self) -> int:
+        """What all segments take of the capacity."""
+        return sum(segment.file_nbytes for segment in self.segments.values())
+
+    @property
+    def live_nbytes(self) -> int:
+        """Bytes of live records."""
+        return sum(segment.live_nbytes for segment in self.segments.values())
+
+    @property
+    def max_record_nbytes(self) -> int:
+        """The largest record that fits a segment."""
+        return self.segment_nbytes - PAGE_NBYTES - self._footer_nbytes(1, 1)
+
+    def in_state(self, state: SegmentState) -> list[Segment]:
+        """Segments in `state`, oldest first."""
+        return [segment for _, segment in sorted(self.segments.items()) if segment.state is state]
+
+    def room_for_segment(self) -> bool:
+        """Whether one more segment stays under the cap."""
+        return self.file_nbytes + self.segment_nbytes <= self.cap_nbytes
+
+    def begin(self) -> Segment:
+        """A new segment, to be created by the mover."""
+        assert self.room_for_segment(), "a segment over the cap"
+        segment = Segment(self.next_number, SegmentState.CREATING, self.segment_nbytes)
+        self.next_number += 1
+        self.segments[segment.number] = segment
+        return segment
+
+    def adopt(self, segment: Segment) -> None:
+        """A segment found on the drive (recovery)."""
+        self.segments[segment.number] = segment
+        self.next_number = max(self.next_number, segment.number + 1)
+
+    def fits(self, segment: Segment, record_nbytes: int, namespace: int) -> bool:
+        """Whether a record and the footer that it makes longer still fit."""
+        namespaces = len(segment.namespaces | {namespace})
+        footer = self._footer_nbytes(segment.records + 1, namespaces)
+        return segment.used_nbytes + record_nbytes + footer + segment.reserved_nbytes <= segment.file_nbytes
+
+    def place(self, segment: Segment, record_nbytes: int, namespace: int) -> int:
+        """Take room for a record; returns its byte offset. It must fit."""
+        assert segment.state is SegmentState.OPEN and self.fits(segment, record_nbytes, namespace)
+        offset = segment.used_nbytes
+        segment.used_nbytes += record_nbytes
+        segment.records += 1
+        segment.namespaces.add(namespace)
+        return offset
+
+    def lose(self, table: BlockTable, block: int, record_nbytes: int) -> None:
+        """The index stops pointing to the SSD copy of `block`; its bytes become reclaimable."""
+        segment = self.segments[int(table.segment[block])]
+        segment.live_nbytes -= record_nbytes
+        assert segment.live_nbytes >= 0, f"{segment!r} lost more than it held"
+        table.segment[block] = NOWHERE
+        table.page[block] = NOWHERE

@@ -1,0 +1,330 @@
+"""The way down: idle blocks that have no copy below, into segments; and segments in and out of being."""
+
+from __future__ import annotations
+
+import logging
+from kvterrace.engine.blocks import DramState
+from kvterrace.engine.core import Core
+from kvterrace.engine.ledger import WriteBatch
+from kvterrace.engine.reader import Reader
+from kvterrace.engine.space import Segment, SegmentState
+from kvterrace.engine.transfers import Transfer
+from kvterrace.format.record import (
+    PAGE_NBYTES,
+    RecordHeader,
+    decode_header,
+    encode_tombstone,
+    place,
+    tombstone_nbytes_for,
+)
+from kvterrace.io.base import IoClass, IoFile, IoKind, IoRequest, IoResult
+from kvterrace.types import Hit
+
+__all__ = ["Writer"]
+
+_log = logging.getLogger(__name__)
+
+#: Write batches in flight at once: one being written, one queued behind it.
+_DEPTH = 2
+#: After a failed write the SSD tier takes none for this long; reads go on.
+_PAUSE_S = 5.0
+#: Keys of one tombstone record.
+_TOMBSTONE_KEYS = 4096
+
+
+class Writer:
+    """Write-behind, sealing, reclaim. Called under the store's lock. Used only where there is an SSD tier."""
+
+    def __init__(self, core: Core, reader: Reader) -> None:
+        assert core.files is not None and core.ledger.space is not None
+        self._core = core
+        self._reader = reader
+        self._files = core.files
+        self._space = core.ledger.space
+        self._batches = 0
+        self._sealing: set[int] = set()
+        self._reclaiming: Segment | None = None
+        self._carry: Transfer | None = None
+        self._tombstones: list[tuple[bytes, bytes, int]] = []  # namespace digest, key, put-sequence
+        self._resume_s = 0.0
+        self.flushing = False
+        self.closing = False
+
+    # -- what is asked of it -------------------------------------------------------------------------------------------
+
+    def bury(self, namespace: bytes, keys: list[bytes]) -> None:
+        """Write down that these keys are invalid up to now, so that a restart does not bring them back."""
+        ledger = self._core.ledger
+        for key in keys:
+            self._tombstones.append((namespace, key, ledger.next_put_seq))
+        if keys:
+            ledger.next_put_seq += 1
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is being written and, as far as writing is possible, nothing waits to be."""
+        waits = (self._core.ledger.has_dirty or bool(self._tombstones)) and self._core.ledger.can_write
+        return not waits and not self._batches and not self._sealing and not self._creating
+
+    @property
+    def pending(self) -> bool:
+        """Whether there is something to write, now or later."""
+        return self._core.ledger.has_dirty or bool(self._tombstones) or self._reclaiming is not None
+
+    @property
+    def _creating(self) -> bool:
+        return bool(self._space.in_state(SegmentState.CREATING))
+
+    def pump(self, now_s: float, *, pressed: bool) -> None:
+        """Submit what is due. `pressed`: somebody waits for room."""
+        ledger = self._core.ledger
+        if not ledger.can_write and now_s >= self._resume_s and not self.closing:
+            ledger.can_write = True
+        pressed = pressed or self.flushing
+        if ledger.can_write:
+            while self._batches < _DEPTH:
+                batch = ledger.next_write(now_s, pressed=pressed)
+                if batch is None:
+                    break
+                self._write(batch)
+            self._write_tombstones()
+            if ledger.needs_segment() or (self._tombstones and self._space.open is None):
+                self._next_segment(now_s)
+        for segment in self._space.in_state(SegmentState.SEALING):
+            if not segment.writers and segment.number not in self._sealing:
+                self._seal(segment)
+        self._reclaim_ahead(now_s)
+        self._finish_reclaim(now_s)
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    def _write(self, batch: WriteBatch) -> None:
+        core, number = self._core, batch.segment.number
+        buffers, headers = [], []
+        offset = batch.offset
+        for block in batch.ids.tolist():
+            slot = core.slot(block)
+            place(slot, self._files.nonce(number), offset)
+            header = decode_header(slot)
+            assert isinstance(header, RecordHeader), f"a slot without a header: {header}"
+            headers.append(header)
+            buffers.append(slot)
+            offset += slot.nbytes
+
+        def on_result(result: IoResult) -> None:
+            self._batches -= 1
+            core.stats.ssd_written_nbytes += result.nbytes
+            if result.complete:
+                for header in headers:
+                    self._files.footers[number].add(header)
+                core.ledger.written(batch)
+            else:
+                core.ledger.write_failed(batch)
+                self._failed(batch.segment, _why(result))
+
+        self._batches += 1
+        core.stats.ssd_write_requests += 1
+        core.engine.submit(
+            [IoRequest(IoKind.WRITE, IoClass.DEMOTION, self._files.file(number), batch.offset, buffers, tag=on_result)]
+        )
+
+    def _write_tombstones(self) -> None:
+        core, segment = self._core, self._space.open
+        if not self._tombstones or segment is None:
+            return
+        digest = self._tombstones[0][0]
+        put_seq = self._tombstones[0][2]
+        some = [one for one in self._tombstones if one[0] == digest and one[2] == put_seq][:_TOMBSTONE_KEYS]
+        nbytes = tombstone_nbytes_for(len(some))
+        rows_nbytes = 2 * nbytes + PAGE_NBYTES  # more than its rows in the footer take
+        if not self._space.fits(segment, nbytes + rows_nbytes, core.numbers[digest]):
+            self._close_open()
+            return
+        staging = core.ledger.reserve_extent(nbytes)
+        if staging is None:
+            return
+        memory = core.arena.view(staging, nbytes)
+        keys = b"".join(key for _, key, _ in some)
+        encode_tombstone(keys, memory, put_seq=put_seq, namespace=digest)
+        offset = self._space.place(segment, nbytes, core.numbers[digest])
+        segment.reserved_nbytes += rows_nbytes
+        place(memory, self._files.nonce(segment.number), offset)
+        header = decode_header(memory)
+        assert isinstance(header, RecordHeader)
+        self._tombstones = [one for one in self._tombstones if one not in some]
+        segment.writers += 1
+        self._batches += 1
+
+        def on_result(result: IoResult) -> None:
+            self._batches -= 1
+            segment.writers -= 1
+            core.ledger.dram.allocator.free(staging)
+            core.stats.ssd_written_nbytes += result.nbytes
+            if result.complete:
+                self._files.footers[segment.number].add(header, tombstone_keys=keys)
+                segment.tombstones.extend((digest, key, put_seq) for _, key, _ in some)
+            else:
+                self._tombstones.extend(some)
+                self._failed(segment, _why(result))
+
+        file = self._files.file(segment.number)
+        core.engine.submit([IoRequest(IoKind.WRITE, IoClass.DEMOTION, file, offset, [memory], tag=on_result)])
+
+    def _failed(self, segment: Segment, reason: str) -> None:
+        """A write did not succeed: take none for a while, and never again into this segment. Warned of once each time."""
+        ledger = self._core.ledger
+        self._core.stats.ssd_write_failures += 1
+        if ledger.can_write:
+            _log.warning(
+                "writing to %s failed: %s; nothing is written for %.0f s, reads go on",
+                self._files.folder,
+                reason,
+                _PAUSE_S,
+            )
+        ledger.can_write = False
+        self._resume_s = self._core.clock.monotonic_s() + _PAUSE_S
+        if segment is self._space.open:
+            self._close_open()
+
+    # -- segments ------------------------------------------------------------------------------------------------------
+
+    def _next_segment(self, now_s: float) -> None:
+        if self._space.open is not None:
+            self._close_open()
+        if self._creating:
+            return
+        if not self._space.room_for_segment():
+            self._start_reclaim(now_s)
+            return
+        core, segment = self._core, self._space.begin()
+        created_ns = int(core.clock.unix_s() * 1e9)
+
+        def on_created(result: IoResult) -> None:
+            if result.crash is not None:
+                del self._space.segments[segment.number]
+                self._failed(segment, _why(result))
+                return
+            file, nonce, page = result.value  # type: ignore[misc]
+            self._files.created(segment.number, file, nonce)
+            core.engine.submit(
+                [IoRequest(IoKind.WRITE, IoClass.DEMOTION, file, 0, [page], tag=lambda result: on_headed(result))]
+            )
+
+        def on_headed(result: IoResult) -> None:
+            segment.state = SegmentState.OPEN
+            if result.complete:
+                self._space.open = segment
+            else:
+                segment.state = SegmentState.SEALED  # empty: the next to be reclaimed
+                self._failed(segment, _why(result))
+
+        core.engine.submit(
+            [
+                IoRequest(
+                    IoKind.CALL,
+                    IoClass.DEMOTION,
+                    finish=lambda _: self._files.create(segment.number, segment.file_nbytes, created_ns),
+                    tag=on_created,
+                )
+            ]
+        )
+
+    def _close_open(self) -> None:
+        segment = self._space.open
+        if segment is not None:
+            segment.state = SegmentState.SEALING
+            self._space.open = None
+
+    def seal_open(self) -> None:
+        """Append no more to the open segment: it is sealed once its writes have ended."""
+        self._close_open()
+
+    def _seal(self, segment: Segment) -> None:
+        """SYNC data, write footer and trailer, cut the file behind them, SYNC. A failure leaves it to a scan at the next open."""
+        core, number = self._core, segment.number
+        file: IoFile = self._files.file(number)
+        self._sealing.add(number)
+        footer = self._files.footer(number, segment.used_nbytes)
+        end = segment.used_nbytes + footer.nbytes
+        steps = [
+            IoRequest(IoKind.SYNC, IoClass.DEMOTION, file),
+            IoRequest(IoKind.WRITE, IoClass.DEMOTION, file, segment.used_nbytes, [footer]),
+            IoRequest(IoKind.CALL, IoClass.DEMOTION, finish=lambda _: core.engine.truncate(file, end)),
+            IoRequest(IoKind.SYNC, IoClass.DEMOTION, file),
+        ]
+
+        def on_result(result: IoResult) -> None:
+            fine = result.complete and result.crash is None
+            if fine and steps:
+                step = steps.pop(0)
+                step.tag = on_result
+                core.engine.submit([step])
+                return
+            self._sealing.discard(number)
+            segment.state = SegmentState.SEALED
+            self._files.sealed(number)
+            if fine:
+                segment.file_nbytes = end
+            else:
+                self._failed(segment, _why(result))
+
+        on_result(IoResult(steps[0]))
+
+    # -- reclaim -------------------------------------------------------------------------------------------------------
+
+    def _reclaim_ahead(self, now_s: float) -> None:
+        """Make room for the next segment while the open one still has some."""
+        segment = self._space.open
+        if segment is None or self.closing or self._space.room_for_segment():
+            return
+        if segment.used_nbytes > segment.file_nbytes // 2:
+            self._start_reclaim(now_s)
+
+    def _start_reclaim(self, now_s: float) -> None:
+        if self._reclaiming is not None or self._sealing or self._space.in_state(SegmentState.SEALING):
+            return
+        found = self._core.ledger.reclaim_candidate(now_s)
+        if found is None:
+            return
+        self._reclaiming, carry = found
+        self._reclaiming.state = SegmentState.RECLAIMING
+        self._carry = self._reader.bring(carry, now_s)
+
+    def _finish_reclaim(self, now_s: float) -> None:
+        segment, carry, ledger = self._reclaiming, self._carry, self._core.ledger
+        if segment is None or carry is None or not carry.done:
+            return
+        live = segment.live_ids(ledger.table)
+        if (ledger.table.users[live] > 0).any():
+            return
+        if (ledger.table.pins[live] > 0)[ledger.table.state[live] == DramState.EMPTY].any():
+            segment.state = SegmentState.SEALED  # active KV found no room in DRAM: this segment stays for now
+            self._reclaiming = None
+            return
+        self._reclaiming = None
+        self._core.stats.carried_blocks += sum(isinstance(outcome, Hit) for outcome in carry.outcomes)
+        self._core.stats.reclaimed_segments += 1
+        ledger.reclaimed(segment, now_s)
+        number = segment.number
+        if any(other < number for other in self._space.segments):
+            self._tombstones.extend(segment.tombstones)
+        self._files.forget(number)
+
+        def on_removed(result: IoResult) -> None:
+            if result.crash is None or isinstance(result.crash, FileNotFoundError):
+                del self._space.segments[number]
+                return
+            segment.state = SegmentState.STUCK
+            _log.warning(
+                "%s cannot be removed: %s; its room is lost until it can", self._files.path(number), result.crash
+            )
+
+        request = IoRequest(IoKind.CALL, IoClass.DEMOTION, finish=lambda _: self._files.remove(number), tag=on_removed)
+        self._core.engine.submit([request])
+
+
+def _why(result: IoResult) -> str:
+    fault = result.error or result.crash
+    if fault is not None:
+        return str(fault)
+    return f"short write: {result.nbytes} of {result.wanted_nbytes} B"

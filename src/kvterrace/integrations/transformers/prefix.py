@@ -1,0 +1,387 @@
+"""`PrefixCache`: restore the KV of a prompt's known prefix into a `DynamicCache`, compute the rest, store what is
+new."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from kvterrace.errors import ConfigError, StoreClosedError, StoreUnusableError, UnsupportedModelError
+from kvterrace.integrations.transformers.model import (
+    cache_argument,
+    check_cache,
+    layer_tensors,
+    layout_from_model,
+    new_cache,
+)
+from kvterrace.integrations.transformers.namespace import namespace_for_model
+from kvterrace.integrations.transformers.protocol import PrefixStore
+from kvterrace.integrations.transformers.report import BlockFault, RestoreReport, StoreReport
+from kvterrace.integrations.transformers.views import block_parts
+from kvterrace.keys import KeyChain, Namespace, chain_keys
+from kvterrace.layout import KVLayout
+from kvterrace.types import Busy, Hit, Present, Stored, Tier
+
+__all__ = ["PrefixCache"]
+
+_log = logging.getLogger("kvterrace.transformers")
+
+# Faults of the store that a request outlives: it computes what it did not get.
+_STORE_FAULTS = (StoreUnusableError, StoreClosedError, OSError)
+
+# Blocks handed over in one transfer, and how often a block that found no room is offered again.
+_PUT_BLOCKS = 32
+_PUT_TRIES = 4
+_MAX_REPORTED_FAULTS = 8
+
+
+class PrefixCache:
+    """KV of one model's prompts on a store's ladder.
+
+    Exact: a restored block holds the bytes that were stored, and its key stands for all that decides them (see
+    `namespace`). Logits after a restore are bit-equal to those of a run that prefilled everything with the same
+    `chunk_tokens`, batch size and threads, if the restored length is a multiple of `chunk_tokens` (always so where
+    `chunk_tokens == block_tokens`) and the restored blocks came from such a prefill. Otherwise the rest is computed in
+    matrix products of another shape, and so were answer
+    tokens, which decoding computed one by one: logits then differ by rounding (about 1e-4 seen in float32), as they do
+    between any two ways to cut one prompt.
+
+    Not thread-safe: one thread uses it, like the model. The store may be shared.
+    """
+
+    def __init__(
+        self,
+        store: PrefixStore,
+        model: Any,
+        *,
+        block_tokens: int = 64,
+        chunk_tokens: int = 512,
+        fingerprint: str | None = None,
+        epoch: int = 0,
+        tenant: str = "",
+        salt: bytes = b"",
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Look at `model` (a few short forward passes) and fingerprint its weights. Blocks: seconds for a large model.
+
+        Args:
+            store: an open `Store`; stays the caller's to close.
+            model: a causal language model in eval mode. Its weights must not change while this object is in use.
+            block_tokens: tokens in a block: the grain of reuse.
+            chunk_tokens: grid of `prefill`, a multiple of `block_tokens`. Larger is faster, and part of the namespace.
+            fingerprint: names the weights, e.g. a hub commit, where the caller knows that they are as published; None
+                hashes what is in memory.
+            epoch, tenant: see `Namespace`. salt: keeps apart what should not be shared, see `chain_keys`.
+            on_progress: called with (bytes hashed, bytes in all).
+
+        Raises:
+            UnsupportedModelError: the model's caching is not understood.
+            ConfigError: `chunk_tokens` does not fit.
+        """
+        if chunk_tokens < 1 or block_tokens < 1 or chunk_tokens % block_tokens:
+            raise ConfigError(f"chunk_tokens {chunk_tokens} must be a multiple of block_tokens {block_tokens}")
+        self.layout: KVLayout = layout_from_model(model, block_tokens=block_tokens)
+        self.namespace: Namespace = namespace_for_model(
+            model,
+            self.layout,
+            chunk_tokens=chunk_tokens,
+            fingerprint=fingerprint,
+            epoch=epoch,
+            tenant=tenant,
+            on_progress=on_progress,
+        )
+        self.chunk_tokens = chunk_tokens
+        self._cache_argument = cache_argument(model)
+        self._store = store
+        self._model = model
+        self._salt = salt
+        self._last_only = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    def cache_arguments(self, cache: Any) -> dict[str, Any]:
+        """How `model.generate` and `model.forward` take `cache` in this version of Transformers, as keyword arguments.
+
+        `use_cache` among them: with it off (the default of some configs), `generate` feeds all tokens again at every
+        step.
+        """
+        return {self._cache_argument: cache, "use_cache": True}
+
+    def chain(self, tokens: Sequence[int]) -> KeyChain:
+        """Keys of the whole blocks of one row."""
+        return chain_keys(self.namespace, tokens, salt=self._salt)
+
+    def restore(
+        self, input_ids: Any, *, attention_mask: Any = None, deadline_s: float | None = None
+    ) -> tuple[Any, RestoreReport]:
+        """Fill a new `DynamicCache` with the longest stored prefix. Blocks until the bytes are there.
+
+        At least the last token is left to compute. Rows of a batch are chains of their own; all get the length of the
+        shortest hit. A block that turns out missing, corrupt or late cuts the prefix before it; a failing store
+        restores nothing. Neither raises.
+
+        Args:
+            input_ids: token ids, `[tokens]` or `[batch, tokens]`, a tensor or nested sequences. No padding.
+            attention_mask: only checked to be free of zeros.
+            deadline_s: give up on blocks that take longer, see `Store.get`.
+
+        Returns:
+            (cache, report): pass `cache` to `prefill`, or go on with
+            `model.generate(input_ids, **prefix.cache_arguments(cache))`.
+
+        Raises:
+            ConfigError: rows of unequal length, padding, or no token.
+        """
+        began_s = time.monotonic()
+        rows = _token_rows(input_ids, attention_mask)
+        length = len(rows[0])
+        limit = (length - 1) // self.layout.block_tokens
+        chains = [self.chain(row)[:limit] for row in rows]
+        cache = new_cache(self._model.config)
+        try:
+            blocks = min(self._store.match(chain).blocks for chain in chains) if limit else 0
+            if not blocks:
+                return cache, RestoreReport(length, 0, elapsed_s=time.monotonic() - began_s)
+            tensors = self._allocate(len(rows), blocks)
+            outcomes = self._read(chains, tensors, blocks, deadline_s)
+        except _STORE_FAULTS as error:
+            _log.warning("restore of %d tokens failed, they will be computed: %s", length, error)
+            return cache, RestoreReport(length, 0, elapsed_s=time.monotonic() - began_s, error=str(error))
+        good = min(_leading_hits(row) for row in outcomes)
+        faults = tuple(
+            BlockFault(row, _leading_hits(found), found[_leading_hits(found)])
+            for row, found in enumerate(outcomes)
+            if _leading_hits(found) < blocks
+        )
+        for fault in faults:
+            _log.warning("block %d of row %d will be computed again: %s", fault.block, fault.row, fault.outcome)
+        if good:
+            self._fill(cache, tensors, good)
+        tiers: Counter[Tier] = Counter()
+        for found in outcomes:
+            tiers.update(outcome.tier for outcome in found[:good])
+        width = self.layout.block_tokens
+        return cache, RestoreReport(
+            tokens=length,
+            restored_tokens=good * width,
+            tier_tokens={tier: count * width for tier, count in sorted(tiers.items())},
+            nbytes=good * len(rows) * self.layout.block_nbytes,
+            elapsed_s=time.monotonic() - began_s,
+            faults=faults,
+        )
+
+    def prefill(
+        self, input_ids: Any, cache: Any, *, on_progress: Callable[[int, int], None] | None = None
+    ) -> torch.Tensor:
+        """Compute the tokens of `input_ids` that `cache` does not hold yet, in chunks that end at multiples of
+        `chunk_tokens`.
+
+        Args:
+            input_ids: as for `restore`, longer than what `cache` holds.
+            cache: from `restore` for the same tokens, or empty; extended in place.
+            on_progress: called with (tokens in the cache, tokens in all) after each chunk.
+
+        Returns:
+            Logits of the last token, `[batch, vocabulary]`.
+        """
+        rows = _token_rows(input_ids, None)
+        ids = torch.tensor(rows, dtype=torch.long, device=self._model.device)
+        length, done = ids.shape[1], int(cache.get_seq_length())
+        if done >= length:
+            raise ConfigError(
+                f"the cache holds {done} tokens of a prompt of {length}: at least the last one must be computed"
+            )
+        while done < length:
+            stop = min(length, (done // self.chunk_tokens + 1) * self.chunk_tokens)
+            logits = self.step(ids[:, done:stop], cache)
+            done = stop
+            if on_progress is not None:
+                on_progress(done, length)
+        return logits
+
+    def step(self, ids: torch.Tensor, cache: Any) -> torch.Tensor:
+        """One forward pass over `ids` `[batch, n]` after what `cache` holds; logits of the last token `[batch,
+        vocabulary]`."""
+        arguments: dict[str, Any] = self.cache_arguments(cache)
+        if self._last_only:
+            arguments["logits_to_keep"] = 1
+        with torch.no_grad():
+            logits: torch.Tensor = self._model(input_ids=ids, **arguments).logits
+        return logits[:, -1]
+
+    def store(self, input_ids: Any, cache: Any, *, attention_mask: Any = None, sequence: bytes = b"") -> StoreReport:
+        """Store the whole blocks of `cache` that the store does not have. Blocks until the store has copied them.
+
+        Args:
+            input_ids: the tokens whose KV `cache` holds, prompt and answer; more tokens than the cache holds are
+                ignored (the last generated one was never fed).
+            cache: a `DynamicCache` of this model.
+            sequence: the conversation or document, laid out together on the SSD; by default the first block's key.
+
+        Raises:
+            ConfigError: rows of unequal length, padding, or fewer tokens than the cache holds.
+            UnsupportedModelError: another kind of cache, or of another shape.
+        """
+        began_s = time.monotonic()
+        rows = _token_rows(input_ids, attention_mask)
+        check_cache(cache, self._model.config)
+        held = int(cache.get_seq_length())
+        if held > len(rows[0]):
+            raise ConfigError(f"the cache holds {held} tokens, input_ids names only {len(rows[0])} of them")
+        whole = held // self.layout.block_tokens
+        if not whole:
+            return StoreReport(0)
+        tensors = layer_tensors(cache)
+        self._check_tensors(tensors, len(rows))
+        tally = _Tally(whole * len(rows), self.layout.block_nbytes)
+        try:
+            for number, row in enumerate(rows):
+                chain = self.chain(row)[:whole]
+                first = self._store.match(chain).blocks
+                tally.present += first
+                self._write(chain, tensors, number, first, sequence or chain.key(0), tally)
+        except _STORE_FAULTS as error:
+            _log.warning("storing %d tokens failed: %s", held, error)
+            tally.error = str(error)
+        return tally.report(time.monotonic() - began_s)
+
+    def _allocate(self, batch: int, blocks: int) -> list[torch.Tensor]:
+        """Uninitialised CPU tensors `[batch, kv_heads, tokens, head_dim]`, one a part; pinned where they go to an
+        accelerator."""
+        dtype = getattr(torch, self.layout.dtype)
+        pin = self._model.device.type == "cuda"
+        tokens = blocks * self.layout.block_tokens
+        shapes = [(batch, heads, tokens, dim) for heads, _, dim in self.layout.part_shapes]
+        return [torch.empty(shape, dtype=dtype, pin_memory=pin) for shape in shapes * self.layout.layers]
+
+    def _read(
+        self, chains: Sequence[KeyChain], tensors: Sequence[torch.Tensor], blocks: int, deadline_s: float | None
+    ) -> list[list[Any]]:
+        """Outcomes of every block of every row. All rows are in flight at once, and none when this returns or
+        raises."""
+        transfers: list[Any] = []
+        try:
+            for row, chain in enumerate(chains):
+                out = block_parts(tensors, row, 0, blocks, self.layout.block_tokens)
+                transfers.append(self._store.get(chain[:blocks], out, start=0, stop=blocks, deadline_s=deadline_s))
+        finally:
+            outcomes = [list(self._store.wait(transfer)) for transfer in transfers]
+        return outcomes
+
+    def _fill(self, cache: Any, tensors: Sequence[torch.Tensor], blocks: int) -> None:
+        tokens = blocks * self.layout.block_tokens
+        device = self._model.device
+        for number, layer in enumerate(cache.layers):
+            key, value = (tensor[:, :, :tokens].to(device) for tensor in tensors[2 * number : 2 * number + 2])
+            # `update` would join them to an empty tensor: one more copy of everything.
+            layer.lazy_initialization(key, value)
+            layer.keys, layer.values = key, value
+
+    def _check_tensors(self, tensors: Sequence[torch.Tensor], batch: int) -> None:
+        shapes = list(self.layout.part_shapes) * self.layout.layers
+        if len(tensors) != len(shapes):
+            raise UnsupportedModelError(
+                f"the cache has {len(tensors) // 2} layers, the model's layout has {self.layout.layers}"
+            )
+        for number, (tensor, (heads, _, dim)) in enumerate(zip(tensors, shapes, strict=True)):
+            found = (tensor.shape[0], tensor.shape[1], tensor.shape[3], str(tensor.dtype).removeprefix("torch."))
+            if found != (batch, heads, dim, self.layout.dtype):
+                raise UnsupportedModelError(
+                    f"layer {number // 2} of the cache holds {tuple(tensor.shape)} {tensor.dtype}; expected "
+                    f"[{batch}, {heads}, "
+                    f"tokens, {dim}] {self.layout.dtype}"
+                )
+
+    def _write(
+        self, chain: KeyChain, tensors: Sequence[torch.Tensor], row: int, first: int, sequence: bytes, tally: _Tally
+    ) -> None:
+        """Hand over blocks `first..` of one row, some at a time; stop at the first that is not taken: its heirs hang
+        on it."""
+        tries = 0
+        while first < len(chain):
+            stop = min(len(chain), first + _PUT_BLOCKS)
+            parts = self._host_parts(tensors, row, first, stop)
+            outcomes = self._store.wait(self._store.put(chain, parts, start=first, stop=stop, sequence=sequence))
+            taken = 0
+            for outcome in outcomes:
+                if not isinstance(outcome, (Stored, Present)):
+                    break
+                tally.count(outcome)
+                taken += 1
+            first += taken
+            tries = 0 if taken else tries + 1
+            if first < stop and (not isinstance(outcomes[taken], Busy) or tries >= _PUT_TRIES):
+                tally.miss(row, first, len(chain) - first, outcomes[taken])
+                return
+            if first < stop:
+                time.sleep(0.01 * (tries + 1))
+
+    def _host_parts(self, tensors: Sequence[torch.Tensor], row: int, start: int, stop: int) -> list[Any]:
+        width = self.layout.block_tokens
+        if self._model.device.type == "cpu":
+            return block_parts(tensors, row, start, stop, width)
+        cut = [tensor[row : row + 1, :, start * width : stop * width].cpu() for tensor in tensors]
+        return block_parts(cut, 0, 0, stop - start, width)
+
+
+class _Tally:
+    def __init__(self, blocks: int, block_nbytes: int) -> None:
+        self.blocks, self.block_nbytes = blocks, block_nbytes
+        self.stored = self.present = self.missed = 0
+        self.faults: list[BlockFault] = []
+        self.error = ""
+
+    def count(self, outcome: Stored | Present) -> None:
+        if isinstance(outcome, Stored):
+            self.stored += 1
+        else:
+            self.present += 1
+
+    def miss(self, row: int, block: int, blocks: int, outcome: Any) -> None:
+        self.missed += blocks
+        if len(self.faults) < _MAX_REPORTED_FAULTS:
+            self.faults.append(BlockFault(row, block, outcome))
+
+    def report(self, elapsed_s: float) -> StoreReport:
+        missed = self.missed if not self.error else self.blocks - self.stored - self.present
+        return StoreReport(
+            blocks=self.blocks,
+            stored_blocks=self.stored,
+            present_blocks=self.present,
+            nbytes=self.stored * self.block_nbytes,
+            elapsed_s=elapsed_s,
+            faults=tuple(self.faults),
+            missed_blocks=missed,
+            error=self.error,
+        )
+
+
+def _leading_hits(outcomes: Sequence[Any]) -> int:
+    return next((i for i, outcome in enumerate(outcomes) if not isinstance(outcome, Hit)), len(outcomes))
+
+
+def _token_rows(input_ids: Any, attention_mask: Any) -> list[list[int]]:
+    """Rows of equal length as plain lists."""
+    rows = input_ids.tolist() if hasattr(input_ids, "tolist") else list(input_ids)
+    if rows and not isinstance(rows[0], (list, tuple)):
+        rows = [rows]
+    lengths = {len(row) for row in rows}
+    if len(lengths) > 1:
+        raise ConfigError(
+            f"rows of {min(lengths)} to {max(lengths)} tokens in one batch: give rows of equal length, or one row a "
+            "call"
+        )
+    if not rows or not len(rows[0]):
+        raise ConfigError("input_ids holds no token")
+    if attention_mask is not None:
+        mask = attention_mask.tolist() if hasattr(attention_mask, "tolist") else list(attention_mask)
+        flat = [value for row in mask for value in (row if isinstance(row, (list, tuple)) else [row])]
+        if not all(flat):
+            raise ConfigError(
+                "attention_mask masks tokens: padding is not supported: give rows of equal length, or one row a call"
+            )
+    return [[int(token) for token in row] for row in rows]

@@ -1,0 +1,67 @@
+"""What a restore or a store did, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kvterrace.types import GetOutcome, PutOutcome, Tier
+
+__all__ = ["BlockFault", "RestoreReport", "StoreReport"]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFault:
+    """One block that did not go as planned: `block` of `row`, and how it ended."""
+
+    row: int
+    block: int
+    outcome: GetOutcome | PutOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreReport:
+    """What `PrefixCache.restore` found.
+
+    Attributes:
+        tokens: length of the prompt, of every row.
+        restored_tokens: leading tokens whose KV is in the returned cache, of every row. The rest is to be computed.
+        tier_tokens: restored tokens by the tier they came from, summed over rows.
+        nbytes: bytes of restored KV, over all rows.
+        elapsed_s: seconds that the restore took.
+        faults: blocks that `match` promised and that did not arrive; the prefix was cut before the first of each row.
+        error: what the store raised, if it did (then nothing was restored); "" otherwise.
+    """
+
+    tokens: int
+    restored_tokens: int
+    tier_tokens: Mapping[Tier, int] = field(default_factory=dict)
+    nbytes: int = 0
+    elapsed_s: float = 0.0
+    faults: tuple[BlockFault, ...] = ()
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreReport:
+    """What `PrefixCache.store` did.
+
+    Attributes:
+        blocks: whole blocks in the cache, over all rows.
+        stored_blocks: blocks that the store took now.
+        present_blocks: blocks that it had already.
+        nbytes: bytes handed over.
+        elapsed_s: seconds that it took.
+        faults: blocks that were not taken (busy, rejected), first ones only (at most 8).
+        missed_blocks: how many were not taken.
+        error: what the store raised, if it did; "" otherwise.
+    """
+
+    blocks: int
+    stored_blocks: int = 0
+    present_blocks: int = 0
+    nbytes: int = 0
+    elapsed_s: float = 0.0
+    faults: tuple[BlockFault, ...] = ()
+    missed_blocks: int = 0
+    error: str = ""

@@ -1,0 +1,180 @@
+"""A model folder, a prompt, an answer: what the command line and the demo do with a `PrefixCache`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from kvterrace.errors import ConfigError
+from kvterrace.integrations.transformers.model import check_config
+from kvterrace.integrations.transformers.prefix import PrefixCache
+from kvterrace.integrations.transformers.report import RestoreReport
+
+__all__ = ["Generated", "check_context", "encode_prompt", "generate", "load_config", "load_model", "load_tokenizer"]
+
+# What Transformers, tokenizers and safetensors raise over a folder that is not what it should be.
+_LOAD_ERRORS = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    RuntimeError,
+    ImportError,
+    NotImplementedError,
+)
+
+
+def load_config(folder: Path) -> Any:
+    """The config of a model folder. Raises ConfigError (no model), UnsupportedModelError (not understood)."""
+    _quiet()
+    if not (folder / "config.json").is_file():
+        raise ConfigError(
+            f"{folder} is no model folder (it has no config.json): give the folder that save_pretrained or "
+            "`hf download` wrote"
+        )
+    config = _load(folder, AutoConfig.from_pretrained)
+    check_config(config)
+    return config
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The tokenizer of a model folder. Raises ConfigError."""
+    return _load(folder, AutoTokenizer.from_pretrained)
+
+
+def load_model(folder: Path, dtype: str = "auto") -> Any:
+    """The causal language model of a folder, in eval mode, on the GPU where there is one.
+
+    Args:
+        dtype: "float32", "bfloat16", "float16", or "auto": as saved on a GPU; float32 on a CPU, where it is faster.
+
+    Raises:
+        ConfigError: the folder does not load.
+    """
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if dtype == "auto" and device == "cpu":
+        dtype = "float32"
+    return _load(folder, AutoModelForCausalLM.from_pretrained, dtype=dtype).to(device).eval()
+
+
+def encode_prompt(tokenizer: Any, text: str, question: str | None) -> list[int]:
+    """Token ids of `text` with `question` after it, so that questions on one text share its KV.
+
+    With a question and a chat template: one user message, and the start of the answer. With a question and no template:
+    `Question: ... Answer:`. Without a question: the text as it is, to be continued.
+    """
+    if question is None:
+        return [int(token) for token in tokenizer(text)["input_ids"]]
+    body = f"{text}\n\n{question}"
+    if getattr(tokenizer, "chat_template", None):
+        message = [{"role": "user", "content": body}]
+        shown = tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=False)
+        return [int(token) for token in tokenizer(shown, add_special_tokens=False)["input_ids"]]
+    return [int(token) for token in tokenizer(f"{text}\n\nQuestion: {question}\nAnswer:")["input_ids"]]
+
+
+def check_context(config: Any, tokens: int, max_new_tokens: int) -> None:
+    """Raises ConfigError where prompt and answer exceed the model's context."""
+    limit = getattr(config, "max_position_embeddings", None)
+    if isinstance(limit, int) and tokens + max_new_tokens > limit:
+        raise ConfigError(
+            f"the prompt has {tokens} tokens; with {max_new_tokens} new ones it exceeds the model's context of "
+            f"{limit}: "
+            "shorten the prompt or lower --max-new-tokens"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """An answer and how it came about.
+
+    Attributes:
+        tokens: the answer, without the end token's successors; `cache` holds prompt and answer less the last token.
+        first_logits: of the first token, `[vocabulary]`.
+        ttft_s: seconds from the handed-over token ids to the first token.
+        decode_s: seconds for the tokens after the first.
+    """
+
+    tokens: list[int]
+    first_logits: torch.Tensor
+    restored: RestoreReport
+    cache: Any
+    ttft_s: float
+    decode_s: float
+
+
+def generate(
+    prefix: PrefixCache,
+    model: Any,
+    ids: Sequence[int],
+    *,
+    max_new_tokens: int,
+    temperature: float = 0.0,
+    seed: int = 0,
+    on_restored: Callable[[RestoreReport], None] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+    on_token: Callable[[int], None] | None = None,
+) -> Generated:
+    """Restore what the store has of `ids`, compute the rest, and decode up to an end token. Stores nothing by itself.
+
+    Args:
+        temperature: 0 takes the likeliest token; above, samples with `seed`.
+        on_restored, on_progress, on_token: told as it goes: the restore, (tokens in the cache, of all), each new token.
+    """
+    began_s = time.monotonic()
+    cache, restored = prefix.restore([list(ids)])
+    if on_restored is not None:
+        on_restored(restored)
+    logits = prefix.prefill([list(ids)], cache, on_progress=on_progress)
+    first_logits = logits[0]
+    draw = torch.Generator().manual_seed(seed)
+    ends = _end_tokens(model)
+    token = _pick(first_logits, temperature, draw)
+    ttft_s = time.monotonic() - began_s
+    answer = [token]
+    if on_token is not None:
+        on_token(token)
+    while token not in ends and len(answer) < max_new_tokens:
+        logits = prefix.step(torch.tensor([[token]], device=model.device), cache)
+        token = _pick(logits[0], temperature, draw)
+        answer.append(token)
+        if on_token is not None:
+            on_token(token)
+    decode_s = time.monotonic() - began_s - ttft_s
+    return Generated(answer, first_logits, restored, cache, ttft_s, decode_s)
+
+
+def _pick(logits: torch.Tensor, temperature: float, draw: torch.Generator) -> int:
+    if temperature <= 0:
+        return int(logits.argmax())
+    chances = torch.softmax(logits.float().cpu() / temperature, dim=-1)
+    return int(torch.multinomial(chances, 1, generator=draw))
+
+
+def _end_tokens(model: Any) -> frozenset[int]:
+    ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    if ends is None:
+        ends = getattr(model.config, "eos_token_id", None)
+    return frozenset() if ends is None else frozenset([ends] if isinstance(ends, int) else ends)
+
+
+def _load(folder: Path, loader: Callable[..., Any], **options: Any) -> Any:
+    _quiet()
+    try:
+        return loader(str(folder), local_files_only=True, **options)
+    except _LOAD_ERRORS as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise ConfigError(f"cannot load the model in {folder}: {lines[0].strip().rstrip('.')}") from error
+
+
+def _quiet() -> None:
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()

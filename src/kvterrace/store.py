@@ -1,0 +1,516 @@
+"""The one object that a user holds."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from kvterrace.buffers import BlockBuffers
+from kvterrace.clock import Clock, SystemClock
+from kvterrace.config import parse_nbytes
+from kvterrace.engine.blocks import Ids
+from kvterrace.engine.core import Core
+from kvterrace.engine.counters import StoreStats
+from kvterrace.engine.ledger import Ledger, WritePolicy
+from kvterrace.engine.mover import Mover
+from kvterrace.engine.rebuild import rebuild
+from kvterrace.engine.space import SegmentSpace
+from kvterrace.engine.transfers import Transfer, TransferKind
+from kvterrace.errors import ConfigError, KVTerraceError, StoreClosedError
+from kvterrace.format.record import PAGE_NBYTES
+from kvterrace.io.base import IoClass, IoEngine, IoKind, IoRequest
+from kvterrace.io.posix import PosixEngine
+from kvterrace.keys import KeyChain
+from kvterrace.shutdown import flush_at_exit
+from kvterrace.tiers.directory import StoreDirectory
+from kvterrace.tiers.memory import Arena
+from kvterrace.tiers.segments import SegmentFiles, footer_room_nbytes
+from kvterrace.types import GetOutcome, PutOutcome, Tier
+
+__all__ = ["Match", "Pin", "Store", "open_store"]
+
+_log = logging.getLogger(__name__)
+
+_SEGMENT_NBYTES = 64 << 20
+_SEGMENTS = 16
+_MIN_SEGMENT_NBYTES = 64 << 10
+_FINISHED_KEPT = 4096
+
+
+def open_store(
+    path: str | Path | None,
+    *,
+    dram_bytes: int | str = "1GiB",
+    ssd_bytes: int | str = "16GiB",
+    partition: str = "main",
+    write_behind_s: float = 2.0,
+    busy_after_s: float = 5.0,
+    sigterm_flush: bool = True,
+) -> Store:
+    """Open a store, making it if `path` is missing or empty. Blocks while it reads the index and prefaults DRAM.
+
+    Args:
+        path: folder of the store; None for a ladder of DRAM alone.
+        dram_bytes: size of the DRAM tier, reserved at once. At least a few blocks.
+        ssd_bytes: what all files of this partition may take together, at any time.
+        partition: name of the part of the store that this process writes; one process at a time.
+        write_behind_s: a block that has been idle this long is written to the SSD.
+        busy_after_s: how long a block waits for room before it is answered `Busy`.
+        sigterm_flush: flush on SIGTERM where the process has no handler of its own, then end by it.
+
+    Raises:
+        ConfigError: an argument that cannot work.
+        StoreUnusableError: or one of its kinds: not a store, a newer format, locked by another process, no permission.
+    """
+    dram_nbytes = parse_nbytes(dram_bytes, "dram_bytes") // PAGE_NBYTES * PAGE_NBYTES
+    ssd_nbytes = parse_nbytes(ssd_bytes, "ssd_bytes")
+    if dram_nbytes < PAGE_NBYTES:
+        raise ConfigError(f"dram_bytes: {dram_nbytes} B is too small; give at least a few blocks' worth, e.g. 1GiB")
+    if path is not None and ssd_nbytes < _SEGMENTS * _MIN_SEGMENT_NBYTES:
+        raise ConfigError(
+            f"ssd_bytes: {ssd_nbytes} B is too small for a store on a drive; give at least "
+            f"{_SEGMENTS * _MIN_SEGMENT_NBYTES} B, or path=None for DRAM alone"
+        )
+    clock = SystemClock()
+    directory = None
+    engine = None
+    try:
+        if path is not None:
+            directory = StoreDirectory.open(Path(path), partition, created_unix_s=clock.unix_s())
+        engine = PosixEngine()
+        store = Store(
+            dram_nbytes=dram_nbytes,
+            ssd_nbytes=ssd_nbytes,
+            directory=directory,
+            engine=engine,
+            clock=clock,
+            writes=WritePolicy(after_s=write_behind_s),
+            busy_after_s=busy_after_s,
+        )
+    except BaseException:
+        if engine is not None:
+            engine.close(1.0)
+        if directory is not None:
+            directory.close()
+        raise
+    flush_at_exit(store, on_sigterm=sigterm_flush)
+    return store
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What the ladder holds of a chain: its first `blocks` blocks, block `i` in `tiers[i]`. A snapshot: pin it to keep it."""
+
+    chain: KeyChain
+    tiers: tuple[Tier, ...]
+
+    @property
+    def blocks(self) -> int:
+        """Length of the resident prefix, in blocks."""
+        return len(self.tiers)
+
+    @property
+    def tokens(self) -> int:
+        """Length of the resident prefix, in tokens."""
+        return len(self.tiers) * self.chain.namespace.layout.block_tokens
+
+    def count(self, tier: Tier) -> int:
+        """Blocks of the prefix in `tier`."""
+        return self.tiers.count(tier)
+
+
+class Pin:
+    """A held prefix: active KV, neither evicted nor dropped until `release` (or the end of a `with`)."""
+
+    def __init__(self, store: Store, ids: Ids) -> None:
+        self._store = store
+        self._ids: Ids | None = ids
+        #: Blocks held, from the first of the chain on.
+        self.blocks = len(ids)
+
+    def release(self) -> None:
+        """Let go. Doing it twice does nothing."""
+        ids, self._ids = self._ids, None
+        if ids is not None:
+            self._store._unpin(ids)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class Store:
+    """A ladder of DRAM and SSD for KV blocks. Thread-safe. Get one from `open_store`.
+
+    `get`, `put` and `prefetch` submit and return at once; `wait` and `poll` tell how it ended. Outcomes are values, one for each block;
+    exceptions are for the caller's mistakes and for a store that cannot be used.
+    """
+
+    def __init__(
+        self,
+        *,
+        dram_nbytes: int,
+        ssd_nbytes: int,
+        directory: StoreDirectory | None,
+        engine: IoEngine,
+        clock: Clock,
+        writes: WritePolicy | None = None,
+        busy_after_s: float = 5.0,
+        segment_nbytes: int | None = None,
+        background: bool = True,
+    ) -> None:
+        """For tests and embedders; see `open_store`. Takes over `directory` and `engine`.
+
+        Args:
+            segment_nbytes: size of new segments; None: 64 MiB, or a sixteenth of the capacity if that is less.
+            background: drive the store by a thread of its own; otherwise `poll`, `wait` and `flush` drive it, on the caller's.
+        """
+        self._changed = threading.Condition(threading.RLock())
+        self._clock = clock
+        self._engine = engine
+        self._directory = directory
+        self._closed = False
+        files = space = None
+        if directory is not None:
+            files = SegmentFiles(engine, directory.partition, directory.store_uuid)
+            if segment_nbytes is None:
+                segment_nbytes = min(_SEGMENT_NBYTES, ssd_nbytes // _SEGMENTS)
+            space = SegmentSpace(ssd_nbytes, segment_nbytes // PAGE_NBYTES * PAGE_NBYTES, footer_room_nbytes)
+        core = Core(Ledger(dram_nbytes, space, writes=writes), Arena(dram_nbytes), engine, files, clock)
+        self._core = core
+        if files is not None:
+            rebuild(core, files.recover(), clock.monotonic_s())
+        self._mover = Mover(core, busy_after_s=busy_after_s)
+        self._mover.pump()
+        self._stop = threading.Event()
+        self._driver: threading.Thread | None = None
+        if background:
+            self._driver = threading.Thread(target=self._drive, name="kvterrace-mover", daemon=True)
+            self._driver.start()
+
+    # -- looking -------------------------------------------------------------------------------------------------------
+
+    def match(self, chain: KeyChain) -> Match:
+        """The longest prefix of `chain` that the ladder holds, and where. No side effects; does not block on I/O."""
+        with self._entered():
+            ids = self._core.ledger.find(chain)
+            return Match(chain, tuple(self._core.ledger.resident(ids)))
+
+    def stats(self) -> StoreStats:
+        """Counts and sizes at this moment; a copy. Works on a closed store."""
+        with self._changed:
+            return self._core.snapshot()
+
+    # -- moving --------------------------------------------------------------------------------------------------------
+
+    def get(
+        self,
+        chain: KeyChain,
+        out: Any,
+        *,
+        start: int = 0,
+        stop: int | None = None,
+        layers: range | None = None,
+        deadline_s: float | None = None,
+    ) -> Transfer:
+        """Read blocks `start..stop` of `chain` into `out`. Returns at once.
+
+        Args:
+            out: the caller's memory for these blocks, in one of the forms of `kvterrace.buffers`; writable; lent until the transfer
+                is done. Only blocks that end in `Hit` are written.
+            stop: None: to the end of the chain.
+            layers: only these layers (`range` of step 1); `out` then holds just their parts. Such a read does not promote.
+            deadline_s: seconds from now; blocks that are not there by then end in `Expired`, their memory untouched.
+
+        Raises:
+            LayoutError: `out` does not fit. StoreClosedError. IndexError: no such blocks.
+        """
+        start, stop = _span(chain, start, stop)
+        buffers = BlockBuffers(chain.namespace.layout, out, stop - start, layers=layers, writable=True)
+        return self._submit(TransferKind.GET, chain, start, stop, buffers, deadline_s=deadline_s, layers=layers)
+
+    def put(
+        self,
+        chain: KeyChain,
+        blocks: Any,
+        *,
+        start: int = 0,
+        stop: int | None = None,
+        sequence: bytes = b"",
+        deadline_s: float | None = None,
+    ) -> Transfer:
+        """Store blocks `start..stop` of `chain` from `blocks`. Returns at once; copies into DRAM, to the SSD later.
+
+        Args:
+            blocks: as `out` of `get`; lent until the transfer is done.
+            sequence: at most 16 bytes that name the conversation or document; its blocks are laid together on the SSD.
+            deadline_s: seconds that a block may wait for room; None: `busy_after_s`.
+
+        Raises:
+            LayoutError, StoreClosedError, IndexError: as for `get`. ConfigError: `sequence` is too long.
+        """
+        start, stop = _span(chain, start, stop)
+        if len(sequence) > 16:
+            raise ConfigError(f"sequence: {len(sequence)} bytes; at most 16 (hash longer names)")
+        buffers = BlockBuffers(chain.namespace.layout, blocks, stop - start)
+        return self._submit(
+            TransferKind.PUT, chain, start, stop, buffers, deadline_s=deadline_s, sequence=sequence.ljust(16, b"\0")
+        )
+
+    def prefetch(self, chain: KeyChain, *, start: int = 0, stop: int | None = None) -> Transfer:
+        """Bring blocks into DRAM, after all demand reads; what finds no room at once ends in `Busy`. Returns at once."""
+        start, stop = _span(chain, start, stop)
+        return self._submit(TransferKind.PREFETCH, chain, start, stop, None)
+
+    def wait(self, transfer: Transfer, timeout_s: float | None = None) -> list[GetOutcome | PutOutcome]:
+        """Block until `transfer` is done, or for `timeout_s`; returns its outcomes, `Pending` for blocks still under way."""
+        limit_s = None if timeout_s is None else self._clock.monotonic_s() + timeout_s
+        while not transfer.done:
+            left_s = 1.0 if limit_s is None else limit_s - self._clock.monotonic_s()
+            if left_s <= 0:
+                break
+            self._rest(left_s, lambda: transfer.done)
+        with self._changed:
+            if transfer in self._mover.finished:
+                self._mover.finished.remove(transfer)
+        return transfer.outcomes
+
+    def poll(self) -> list[Transfer]:
+        """Transfers that are done and were not yet handed out by `poll` or `wait`. Does not block."""
+        if self._driver is None:
+            self._step(0.0)
+        with self._changed:
+            finished = list(self._mover.finished)
+            self._mover.finished.clear()
+            return finished
+
+    # -- keeping and letting go ----------------------------------------------------------------------------------------
+
+    def pin(self, chain: KeyChain) -> Pin:
+        """Hold the resident prefix of `chain` (active KV): what it holds stays on the ladder until released."""
+        with self._entered():
+            ledger = self._core.ledger
+            ids = ledger.find(chain)
+            ids = ids[: len(ledger.resident(ids))]
+            ledger.pin(ids)
+            return Pin(self, ids)
+
+    def _unpin(self, ids: Ids) -> None:
+        with self._changed:
+            self._core.ledger.unpin(ids)
+
+    def touch(self, chain: KeyChain, *, scores: np.ndarray | None = None) -> None:
+        """Say that the resident prefix of `chain` was used now.
+
+        Args:
+            scores: attention that each block of the chain received since the last touch, shape `(len(chain),)`, not negative; it
+                is added to the block's decayed cumulative score.
+        """
+        if scores is not None:
+            scores = np.asarray(scores, np.float32)
+            if scores.shape != (len(chain),) or not np.isfinite(scores).all() or (scores < 0).any():
+                raise ConfigError(f"scores: give {len(chain)} finite numbers of at least 0, one for each block")
+        with self._entered():
+            self._core.ledger.touch(chain, len(chain), self._clock.monotonic_s())
+            if scores is not None:
+                self._core.ledger.add_scores(chain, scores, self._clock.monotonic_s())
+
+    def invalidate(self, chain: KeyChain, *, start: int = 0) -> None:
+        """Give up blocks of `chain` from `start` on and everything stored behind them, in every tier, also after a restart.
+
+        What is being read at this moment is given up when that has ended; it is no longer found from now on.
+        """
+        with self._entered():
+            self._mover.invalidate(chain, start)
+
+    # -- ending --------------------------------------------------------------------------------------------------------
+
+    def flush(self, timeout_s: float | None = None) -> bool:
+        """Write every block that has no copy on the SSD, and make what was written durable. Blocks.
+
+        Returns whether all of it was written; False after `timeout_s`, or while the drive takes no writes.
+        """
+        writer = self._mover.writer
+        if writer is None:
+            return False
+        with self._entered():
+            writer.flushing = True
+            self._mover.pump()
+        try:
+            if not self._settle(timeout_s, lambda: writer.idle and not self._mover.active):
+                return False
+            return self._sync(timeout_s)
+        finally:
+            writer.flushing = False
+
+    def _sync(self, timeout_s: float | None) -> bool:
+        files, space = self._core.files, self._core.ledger.space
+        assert files is not None and space is not None
+        ended: list[bool] = []
+        with self._changed:
+            segment = space.open
+            if segment is not None:
+                request = IoRequest(IoKind.SYNC, IoClass.DEMOTION, files.file(segment.number))
+                request.tag = lambda result: ended.append(result.complete)
+                self._engine.submit([request])
+        if segment is not None and not self._settle(timeout_s, lambda: bool(ended)):
+            return False
+        return all(ended) and not self._core.ledger.has_dirty
+
+    def close(self, timeout_s: float = 30.0) -> bool:
+        """End transfers, write what is only in DRAM, seal, and give the partition back. Blocks for at most about `timeout_s`.
+
+        Returns whether all was written and ended; False means that recent blocks were lost (never that wrong ones stay), or that a
+        device hangs, in which case the memory it may still write to is leaked rather than freed. Closing twice does nothing.
+        """
+        with self._changed:
+            if self._closed:
+                return True
+            self._closed = True
+        limit_s = self._clock.monotonic_s() + timeout_s
+        writer = self._mover.writer
+        fine = self._settle(timeout_s, lambda: not self._mover.active)
+        with self._changed:
+            for transfer in self._mover.abandon():
+                _log.warning("%r did not end before close", transfer)
+            if writer is not None:
+                writer.flushing = True
+        if writer is not None:
+            fine &= self._settle(limit_s - self._clock.monotonic_s(), lambda: writer.idle)
+            with self._changed:
+                writer.closing = True
+                writer.seal_open()
+                self._mover.pump()
+            fine &= self._settle(limit_s - self._clock.monotonic_s(), lambda: writer.idle)
+            fine &= not self._core.ledger.has_dirty
+        self._stop.set()
+        self._engine.wake()
+        if self._driver is not None and self._driver is not threading.current_thread():
+            self._driver.join(max(0.1, limit_s - self._clock.monotonic_s()))
+        with self._changed:
+            if self._core.files is not None:
+                self._core.files.close()
+        ended = self._engine.close(max(0.1, limit_s - self._clock.monotonic_s()))
+        if ended:
+            self._core.arena.close()
+        if self._directory is not None:
+            self._directory.close()
+        return bool(fine and ended)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    # -- driving -------------------------------------------------------------------------------------------------------
+
+    def _submit(
+        self,
+        kind: TransferKind,
+        chain: KeyChain,
+        start: int,
+        stop: int,
+        buffers: BlockBuffers | None,
+        *,
+        deadline_s: float | None = None,
+        layers: range | None = None,
+        sequence: bytes = b"",
+    ) -> Transfer:
+        with self._entered():
+            now_s = self._clock.monotonic_s()
+            self._core.namespace_number(chain.namespace)
+            if self._directory is not None:
+                self._directory.describe(chain.namespace)
+            transfer = Transfer(
+                kind,
+                chain,
+                start,
+                stop,
+                buffers=buffers,
+                submitted_s=now_s,
+                deadline_s=None if deadline_s is None else now_s + deadline_s,
+                layers=layers,
+                sequence=sequence,
+            )
+            self._mover.submit(transfer)
+            if len(self._mover.finished) > _FINISHED_KEPT:
+                del self._mover.finished[0]
+        if deadline_s is not None:
+            self._engine.wake()  # the driver may be asleep for longer than this deadline
+        return transfer
+
+    @contextlib.contextmanager
+    def _entered(self) -> Iterator[None]:
+        with self._changed:
+            if self._closed:
+                raise StoreClosedError("the store is closed; open it again")
+            if self._mover.fault is not None:
+                raise KVTerraceError(f"the store has failed and must be opened again: {self._mover.fault}")
+            yield
+
+    def _drive(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self._step(None)
+            except Exception as error:  # the thread must not die silently: say so, and go on for who still waits
+                with self._changed:
+                    self._mover.fault = self._mover.fault or repr(error)
+                _log.critical("the store's thread failed", exc_info=error)
+                self._stop.wait(0.1)
+
+    def _step(self, timeout_s: float | None) -> None:
+        """One turn: take in what has finished, let go on what can."""
+        if timeout_s is None:
+            with self._changed:
+                timeout_s = self._mover.timeout_s()
+        results = self._engine.poll(timeout_s)
+        with self._changed:
+            self._mover.handle(results)
+            self._mover.pump()
+            self._changed.notify_all()
+
+    def _rest(self, timeout_s: float, done: Any) -> None:
+        """Let time pass until something may have changed."""
+        if self._driver is None:
+            self._step(min(timeout_s, self._mover.timeout_s()))
+            return
+        with self._changed:
+            if not done():
+                self._changed.wait(timeout_s)
+
+    def _settle(self, timeout_s: float | None, done: Any) -> bool:
+        """Wait until `done()`, for at most `timeout_s`."""
+        limit_s = None if timeout_s is None else self._clock.monotonic_s() + max(0.0, timeout_s)
+        while True:
+            with self._changed:
+                if done():
+                    return True
+                if self._mover.fault is not None:
+                    return False
+            left_s = 1.0 if limit_s is None else limit_s - self._clock.monotonic_s()
+            if left_s <= 0:
+                return False
+            self._engine.wake()
+            self._rest(min(left_s, 0.05), done)
+
+
+def _span(chain: KeyChain, start: int, stop: int | None) -> tuple[int, int]:
+    stop = len(chain) if stop is None else stop
+    if not 0 <= start <= stop <= len(chain):
+        raise IndexError(f"blocks {start}..{stop} are not in a chain of {len(chain)}")
+    return start, stop

@@ -1,0 +1,194 @@
+"""The SSD tier's files: segments by number, opened, recovered, headed and sealed. Bytes only; what to keep is the ledger's word."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from kvterrace.buffers import Bytes
+from kvterrace.errors import FormatVersionError
+from kvterrace.format.record import PAGE_NBYTES
+from kvterrace.format.recovery import SegmentContents, scan_segment
+from kvterrace.format.recovery import SegmentState as ScanState
+from kvterrace.format.segment import (
+    BadSegment,
+    Footer,
+    FooterBuilder,
+    NewerFormat,
+    SegmentHeader,
+    build_footer,
+    encode_segment_header,
+    footer_nbytes_for,
+)
+from kvterrace.io.base import IoEngine, IoFile
+from kvterrace.types import DeviceFailed
+
+__all__ = ["RecoveredSegment", "SegmentFiles", "footer_room_nbytes"]
+
+_log = logging.getLogger(__name__)
+_NAME = re.compile(r"([0-9a-f]{8})\.seg")
+
+
+def footer_room_nbytes(records: int, namespaces: int) -> int:
+    """Bytes to keep free at the end of a segment for its footer and trailer. A tombstone record counts as 64 records."""
+    return footer_nbytes_for(records, namespaces, 0) + PAGE_NBYTES
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveredSegment:
+    """A segment found at open: its number, what it takes of the drive, and what it holds.
+
+    A `BadSegment` holds nothing that can be believed and may be removed; None is not ours to touch, or could not be read.
+    """
+
+    number: int
+    file_nbytes: int
+    contents: SegmentContents | BadSegment | None
+
+
+class SegmentFiles:
+    """Open segment files of one partition. The tables are changed only by the mover; `engine` does the I/O."""
+
+    def __init__(self, engine: IoEngine, folder: Path, store_uuid: bytes) -> None:
+        self.engine = engine
+        self.folder = folder
+        self._store_uuid = store_uuid
+        self._files: dict[int, IoFile] = {}
+        self._nonces: dict[int, bytes] = {}
+        self.footers: dict[int, FooterBuilder] = {}
+        self._recovered: dict[int, Footer] = {}
+
+    def path(self, number: int) -> Path:
+        """Path of segment `number`."""
+        return self.folder / f"{number:08x}.seg"
+
+    def file(self, number: int) -> IoFile:
+        """The open file of segment `number`."""
+        return self._files[number]
+
+    def nonce(self, number: int) -> bytes:
+        """What every record of segment `number` carries."""
+        return self._nonces[number]
+
+    @property
+    def direct(self) -> bool:
+        """Whether I/O on every open segment bypasses the page cache; False if none is open."""
+        return bool(self._files) and all(file.direct for file in self._files.values())
+
+    def where(self, number: int, offset: int) -> str:
+        """A place, for messages."""
+        return f"{self.path(number)}@{offset}"
+
+    def create(self, number: int, nbytes: int, created_unix_ns: int) -> tuple[IoFile, bytes, Bytes]:
+        """Make the file of a new segment, with `nbytes` reserved. Blocks; runs on an engine's thread, touches no table.
+
+        Returns the file, the segment's nonce, and its header page, to be written at offset 0. Raises OSError.
+        """
+        nonce = os.urandom(16)
+        page = _aligned_page()
+        encode_segment_header(SegmentHeader(self._store_uuid, nonce, number, created_unix_ns, nbytes), page)
+        file = self.engine.create(self.path(number), nbytes)
+        self.engine.sync_folder(self.folder)
+        return file, nonce, page
+
+    def created(self, number: int, file: IoFile, nonce: bytes) -> None:
+        """Enter a file from `create` into the tables."""
+        self._files[number] = file
+        self._nonces[number] = nonce
+        self.footers[number] = FooterBuilder()
+
+    def footer(self, number: int, data_end: int) -> Bytes:
+        """Footer and trailer of segment `number`, to be written at `data_end`."""
+        footer = self._recovered.get(number) or self.footers[number].build()
+        return build_footer(footer, nonce=self._nonces[number], segment_id=number, data_end=data_end)
+
+    def sealed(self, number: int) -> None:
+        """Segment `number` has its footer on the drive: what it was made of is not needed any more."""
+        self.footers.pop(number, None)
+        self._recovered.pop(number, None)
+
+    def remove(self, number: int) -> None:
+        """Unlink the file. Blocks; runs on an engine's thread, touches no table. Raises OSError."""
+        self.engine.unlink(self.path(number))
+
+    def forget(self, number: int) -> None:
+        """Close the file of a segment and take it out of the tables."""
+        file = self._files.pop(number, None)
+        if file is not None:
+            self.engine.close_file(file)
+        self._nonces.pop(number, None)
+        self.sealed(number)
+
+    def close(self) -> None:
+        """Close every file."""
+        for number in list(self._files):
+            self.forget(number)
+
+    def recover(self) -> list[RecoveredSegment]:
+        """Read what the partition holds, in order of number, and open it for reading. Blocks; changes nothing on the drive.
+
+        Raises:
+            FormatVersionError: a segment was written by a newer version.
+        """
+        found = []
+        for info in self.engine.list(self.folder):
+            match = _NAME.fullmatch(info.name)
+            if match is None:
+                continue
+            number = int(match[1], 16)
+            taken = max(info.nbytes, info.allocated_nbytes)
+            found.append(RecoveredSegment(number, taken, self._recover_one(number, info.nbytes)))
+        return found
+
+    def _recover_one(self, number: int, nbytes: int) -> SegmentContents | BadSegment | None:
+        path = self.path(number)
+        try:
+            file = self.engine.reopen(path)
+        except OSError as error:
+            _log.warning("segment %s cannot be opened (%s); its blocks are lost to this process", path, error)
+            return None
+        buffer = _aligned_page(256)
+
+        def read(offset: int, want: int) -> Bytes:
+            nonlocal buffer
+            if want > buffer.nbytes:
+                buffer = _aligned_page(want // PAGE_NBYTES)
+            return buffer[: self.engine.read_now(file, offset, buffer[:want])]
+
+        contents = scan_segment(read, nbytes)
+        match contents:
+            case SegmentContents():
+                if contents.header.store_uuid != self._store_uuid or contents.header.segment_id != number:
+                    _log.warning("segment %s belongs to another store or has been renamed; it is not used", path)
+                else:
+                    for problem in contents.problems:
+                        _log.info("segment %s: %s", path, problem)
+                    self._files[number] = file
+                    self._nonces[number] = contents.header.nonce
+                    if contents.state is ScanState.SCANNED:
+                        self._recovered[number] = Footer(contents.entries, contents.namespaces, contents.tombstones)
+                    return contents
+            case NewerFormat(version):
+                self.engine.close_file(file)
+                raise FormatVersionError(
+                    f"{path} was written in segment format {version}; upgrade kvterrace to read it"
+                )
+            case BadSegment(reason):
+                _log.info("segment %s holds nothing that can be used: %s", path, reason)
+                self.engine.close_file(file)
+                return contents
+            case DeviceFailed(_, reason):
+                _log.warning("segment %s cannot be read: %s; its blocks are lost to this process", path, reason)
+        self.engine.close_file(file)
+        return None
+
+
+def _aligned_page(pages: int = 1) -> Bytes:
+    memory = np.zeros((pages + 1) * PAGE_NBYTES, np.uint8)
+    start = -memory.ctypes.data % PAGE_NBYTES
+    return memory[start : start + pages * PAGE_NBYTES]

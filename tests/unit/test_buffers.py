@@ -1,0 +1,185 @@
+"""A caller's memory is read and written in place, bit by bit, whatever its strides; what does not fit is refused."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvterrace.buffers import BlockBuffers, Bytes
+from kvterrace.errors import LayoutError
+from kvterrace.layout import KVLayout
+
+LAYOUT = KVLayout(layers=3, kv_heads=2, head_dim=4, dtype="float16", block_tokens=2, value_head_dim=8)
+BLOCKS = 5
+
+
+def random_bytes(nbytes: int, seed: int = 0) -> Bytes:
+    return np.random.default_rng(seed).integers(0, 256, nbytes, dtype=np.uint8)
+
+
+def slot(nbytes: int) -> Bytes:
+    return np.zeros(nbytes, np.uint8)
+
+
+def read(buffers: BlockBuffers, layout: KVLayout, block: int) -> bytes:
+    """The block's bytes as the store sees them, parts in order."""
+    found = b""
+    for index, part in enumerate(buffers.parts):
+        target = slot(layout.part_nbytes[part])
+        buffers.copy_in(block, index, target)
+        found += target.tobytes()
+    return found
+
+
+def write(buffers: BlockBuffers, layout: KVLayout, block: int, data: Bytes) -> None:
+    start = 0
+    for index, part in enumerate(buffers.parts):
+        end = start + layout.part_nbytes[part]
+        buffers.copy_out(block, index, data[start:end])
+        start = end
+
+
+def engine_cache(layout: KVLayout, *, layers: range | None = None) -> list[npt.NDArray[Any]]:
+    """Parts the way an engine holds them: `(heads, tokens of all blocks and some more, dim)`, seen block by block.
+
+    Nothing in a view is contiguous but single rows.
+    """
+    parts = []
+    for layer in layers or range(layout.layers):
+        for shape in layout.part_shapes:
+            heads, tokens, dim = shape
+            cache = np.zeros((heads, BLOCKS * tokens + 3, dim), np.float16)
+            seen = cache[:, : BLOCKS * tokens].reshape(heads, BLOCKS, tokens, dim, copy=False).transpose(1, 0, 2, 3)
+            assert seen.base is not None
+            assert not seen[0].flags.c_contiguous, layer
+            parts.append(seen)
+    return parts
+
+
+def test_contiguous_blocks_lie_end_to_end_parts_in_order() -> None:
+    size = LAYOUT.block_nbytes
+    data = random_bytes(BLOCKS * size)
+    buffers = BlockBuffers(LAYOUT, data, BLOCKS)
+    assert buffers.parts == range(LAYOUT.parts)
+    for block in range(BLOCKS):
+        assert read(buffers, LAYOUT, block) == data[block * size : (block + 1) * size].tobytes()
+
+
+@pytest.mark.parametrize("form", [bytearray, memoryview, lambda data: data.view(np.float16).reshape(BLOCKS, -1)])
+def test_contiguous_memory_of_any_kind_is_written_in_place(form: Any) -> None:
+    source = form(random_bytes(BLOCKS * LAYOUT.block_nbytes))
+    fresh = random_bytes(LAYOUT.block_nbytes, seed=1)
+    before = np.frombuffer(source, np.uint8).copy()
+    write(BlockBuffers(LAYOUT, source, BLOCKS), LAYOUT, 2, fresh)
+    after = np.frombuffer(source, np.uint8).reshape(BLOCKS, -1)
+    assert np.array_equal(after[2], fresh)
+    untouched = [0, 1, 3, 4]
+    assert np.array_equal(after[untouched], before.reshape(BLOCKS, -1)[untouched])
+
+
+def test_read_only_memory_can_be_stored() -> None:
+    data = random_bytes(BLOCKS * LAYOUT.block_nbytes)
+    assert read(BlockBuffers(LAYOUT, data.tobytes(), BLOCKS), LAYOUT, 0) == data[: LAYOUT.block_nbytes].tobytes()
+
+
+def test_strided_parts_of_an_engine_round_trip() -> None:
+    arrays = engine_cache(LAYOUT)
+    buffers = BlockBuffers(LAYOUT, arrays, BLOCKS)
+    blocks = [random_bytes(LAYOUT.block_nbytes, seed=block) for block in range(BLOCKS)]
+    for block, data in enumerate(blocks):
+        write(buffers, LAYOUT, block, data)
+    for block, data in enumerate(blocks):
+        assert b"".join(array[block].tobytes() for array in arrays) == data.tobytes()
+        assert read(buffers, LAYOUT, block) == data.tobytes()
+
+
+def test_strided_and_contiguous_sources_give_the_same_bytes() -> None:
+    arrays = engine_cache(LAYOUT)
+    strided = BlockBuffers(LAYOUT, arrays, BLOCKS)
+    flat = random_bytes(BLOCKS * LAYOUT.block_nbytes)
+    contiguous = BlockBuffers(LAYOUT, flat, BLOCKS)
+    for block in range(BLOCKS):
+        for part, nbytes in enumerate(LAYOUT.part_nbytes):
+            between = slot(nbytes)
+            contiguous.copy_in(block, part, between)
+            strided.copy_out(block, part, between)
+        assert read(strided, LAYOUT, block) == read(contiguous, LAYOUT, block)
+
+
+def test_some_layers_only() -> None:
+    layers = range(1, 3)
+    arrays = engine_cache(LAYOUT, layers=layers)
+    buffers = BlockBuffers(LAYOUT, arrays, BLOCKS, layers=layers)
+    assert buffers.parts == range(2, 6)
+    data = random_bytes(sum(LAYOUT.part_nbytes[2:6]))
+    write(buffers, LAYOUT, 4, data)
+    assert b"".join(array[4].tobytes() for array in arrays) == data.tobytes()
+
+
+@given(
+    heads=st.integers(1, 3),
+    tokens=st.integers(1, 4),
+    dim=st.integers(1, 5),
+    blocks=st.integers(1, 4),
+    axes=st.permutations([0, 1, 2, 3]),
+    steps=st.tuples(*[st.sampled_from([1, 2, -1])] * 4),
+    dtype=st.sampled_from(["float32", "float16", "int8"]),
+)
+def test_any_strides_round_trip_every_bit_and_touch_no_other(
+    heads: int, tokens: int, dim: int, blocks: int, axes: list[int], steps: tuple[int, ...], dtype: str
+) -> None:
+    layout = KVLayout(1, heads, dim, dtype, tokens)
+    shape = (blocks, heads, tokens, dim)
+    arrays, memories = [], []
+    for _ in range(2):
+        stored = np.full([shape[axis] * abs(steps[axis]) for axis in axes], 7, dtype)
+        view = stored.transpose(np.argsort(axes))[tuple(slice(None, None, step) for step in steps)]
+        assert view.shape == shape
+        arrays.append(view)
+        memories.append(stored)
+    buffers = BlockBuffers(layout, arrays, blocks)
+    for block in range(blocks):
+        data = random_bytes(layout.block_nbytes, seed=block)  # holds NaNs of every kind
+        write(buffers, layout, block, data)
+        assert read(buffers, layout, block) == data.tobytes()
+    for stored, view in zip(memories, arrays, strict=True):
+        view[...] = 7
+        assert np.all(stored == 7)
+
+
+@pytest.mark.parametrize("off_by", [-1, 1])
+def test_a_contiguous_buffer_of_another_size_is_refused(off_by: int) -> None:
+    with pytest.raises(LayoutError, match=f"{BLOCKS * LAYOUT.block_nbytes} B"):
+        BlockBuffers(LAYOUT, slot(BLOCKS * LAYOUT.block_nbytes + off_by), BLOCKS)
+
+
+@pytest.mark.parametrize("source", [7, object(), None, slot(2 * BLOCKS * LAYOUT.block_nbytes)[::2]])
+def test_what_is_no_contiguous_buffer_is_refused(source: Any) -> None:
+    with pytest.raises(LayoutError, match="contiguous"):
+        BlockBuffers(LAYOUT, source, BLOCKS)
+
+
+def test_parts_of_another_number_shape_or_size_are_refused() -> None:
+    arrays = engine_cache(LAYOUT)
+    with pytest.raises(LayoutError, match="5 part arrays given, the layout asks for 6"):
+        BlockBuffers(LAYOUT, arrays[:-1], BLOCKS)
+    with pytest.raises(LayoutError, match="first dimension must be 4 blocks"):
+        BlockBuffers(LAYOUT, arrays, 4)
+    with pytest.raises(LayoutError, match="part array 0"):
+        BlockBuffers(LAYOUT, [array.reshape(-1) for array in arrays], BLOCKS)
+    with pytest.raises(LayoutError, match="part array 1 holds 32 B a block, the layout asks for 64 B"):
+        BlockBuffers(LAYOUT, [arrays[0], arrays[0], *arrays[2:]], BLOCKS)
+
+
+@pytest.mark.parametrize("layers", [range(0), range(2, 4), range(-1, 2), range(0, 3, 2)])
+def test_layers_that_the_layout_lacks_are_refused(layers: range) -> None:
+    with pytest.raises(LayoutError, match="layers"):
+        BlockBuffers(LAYOUT, engine_cache(LAYOUT), BLOCKS, layers=layers)
+
+
+def test_no_blocks_need_no_memory() -> None:
+    assert BlockBuffers(LAYOUT, b"", 0).blocks == 0
+    assert BlockBuffers(LAYOUT, [array[:0] for array in engine_cache(LAYOUT)], 0).blocks == 0
