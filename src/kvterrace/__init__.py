@@ -5,6 +5,8 @@ chain = chain_keys(Namespace(model=fingerprint, layout=layout), token_ids)
 store.wait(store.get(chain[: store.match(chain).blocks], buffers))
 """
 
+from kvterrace.engine.counters import StoreStats
+from kvterrace.engine.transfers import Transfer
 from kvterrace.errors import (
     ConfigError,
     FormatVersionError,
@@ -16,11 +18,10 @@ from kvterrace.errors import (
     StoreUnusableError,
     UnsupportedModelError,
 )
-from kvterrace.engine.counters import StoreStats
-from kvterrace.engine.transfers import Transfer
+from kvterrace.handles import Match, Pin
 from kvterrace.keys import KeyChain, Namespace, chain_keys
 from kvterrace.layout import KVLayout
-from kvterrace.store import Match, Pin, Store, open_store
+from kvterrace.store import Store, open_store
 from kvterrace.types import (
     Busy,
     Corrupt,

@@ -29,7 +29,8 @@ _lock = threading.Lock()
 
 
 def flush_at_exit(store: _Closable, *, on_sigterm: bool) -> None:
-    """Close `store` when the interpreter ends. With `on_sigterm`, also on SIGTERM, if this is the main thread and the signal still has its
+    """Close `store` when the interpreter ends. With `on_sigterm`, also on SIGTERM, if this is the main thread and the
+    signal still has its
     default effect; the process then ends with status 143, as shells report SIGTERM."""
     global _installed
     with _lock:
@@ -48,8 +49,9 @@ def _close_all(timeout_s: float = 30.0) -> None:
         store.close(timeout_s)
 
 
-def _on_sigterm(number: int, frame: FrameType | None) -> None:
-    # The handler runs on the main thread between two byte codes, perhaps in the middle of a call that holds the store's lock: so it
+def _on_sigterm(number: int, _frame: FrameType | None) -> None:
+    # The handler runs on the main thread between two byte codes, perhaps in the middle of a call that holds the
+    # store's lock: so it
     # only starts a thread, which waits for that lock as anybody would, and then ends the process by the same signal.
     threading.Thread(target=_flush_and_end, args=(number,), name="kvterrace-sigterm", daemon=True).start()
 
@@ -57,7 +59,7 @@ def _on_sigterm(number: int, frame: FrameType | None) -> None:
 def _flush_and_end(number: int) -> None:
     try:
         _close_all(_GRACE_S)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - the process ends here: say why, and end
         _log.error("flushing on SIGTERM failed", exc_info=error)
     finally:
         os._exit(

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,9 +13,11 @@ import numpy as np
 from kvterrace.buffers import BlockBuffers
 from kvterrace.clock import Clock, SystemClock
 from kvterrace.config import parse_nbytes
+from kvterrace.engine import ending
 from kvterrace.engine.blocks import Ids
 from kvterrace.engine.core import Core
 from kvterrace.engine.counters import StoreStats
+from kvterrace.engine.driver import Driver
 from kvterrace.engine.ledger import Ledger, WritePolicy
 from kvterrace.engine.mover import Mover
 from kvterrace.engine.rebuild import rebuild
@@ -25,16 +25,17 @@ from kvterrace.engine.space import SegmentSpace
 from kvterrace.engine.transfers import Transfer, TransferKind
 from kvterrace.errors import ConfigError, KVTerraceError, StoreClosedError
 from kvterrace.format.record import PAGE_NBYTES
-from kvterrace.io.base import IoClass, IoEngine, IoKind, IoRequest
+from kvterrace.handles import Match, Pin
+from kvterrace.io.base import IoEngine
 from kvterrace.io.posix import PosixEngine
 from kvterrace.keys import KeyChain
 from kvterrace.shutdown import flush_at_exit
 from kvterrace.tiers.directory import StoreDirectory
 from kvterrace.tiers.memory import Arena
 from kvterrace.tiers.segments import SegmentFiles, footer_room_nbytes
-from kvterrace.types import GetOutcome, PutOutcome, Tier
+from kvterrace.types import GetOutcome, PutOutcome
 
-__all__ = ["Match", "Pin", "Store", "open_store"]
+__all__ = ["Store", "open_store"]
 
 _log = logging.getLogger(__name__)
 
@@ -104,55 +105,11 @@ def open_store(
     return store
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
-    """What the ladder holds of a chain: its first `blocks` blocks, block `i` in `tiers[i]`. A snapshot: pin it to keep it."""
-
-    chain: KeyChain
-    tiers: tuple[Tier, ...]
-
-    @property
-    def blocks(self) -> int:
-        """Length of the resident prefix, in blocks."""
-        return len(self.tiers)
-
-    @property
-    def tokens(self) -> int:
-        """Length of the resident prefix, in tokens."""
-        return len(self.tiers) * self.chain.namespace.layout.block_tokens
-
-    def count(self, tier: Tier) -> int:
-        """Blocks of the prefix in `tier`."""
-        return self.tiers.count(tier)
-
-
-class Pin:
-    """A held prefix: active KV, neither evicted nor dropped until `release` (or the end of a `with`)."""
-
-    def __init__(self, store: Store, ids: Ids) -> None:
-        self._store = store
-        self._ids: Ids | None = ids
-        #: Blocks held, from the first of the chain on.
-        self.blocks = len(ids)
-
-    def release(self) -> None:
-        """Let go. Doing it twice does nothing."""
-        ids, self._ids = self._ids, None
-        if ids is not None:
-            self._store._unpin(ids)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
-
 class Store:
     """A ladder of DRAM and SSD for KV blocks. Thread-safe. Get one from `open_store`.
 
-    `get`, `put` and `prefetch` submit and return at once; `wait` and `poll` tell how it ended. Outcomes are values, one for each block;
-    exceptions are for the caller's mistakes and for a store that cannot be used.
+    `get`, `put` and `prefetch` submit and return at once; `wait` and `poll` tell how it ended. Outcomes are values,
+    one for each block; exceptions are for the caller's mistakes and for a store that cannot be used.
     """
 
     def __init__(
@@ -172,9 +129,9 @@ class Store:
 
         Args:
             segment_nbytes: size of new segments; None: 64 MiB, or a sixteenth of the capacity if that is less.
-            background: drive the store by a thread of its own; otherwise `poll`, `wait` and `flush` drive it, on the caller's.
+            background: drive the store by a thread of its own; otherwise `poll`, `wait` and `flush` drive it, on the
+                caller's.
         """
-        self._changed = threading.Condition(threading.RLock())
         self._clock = clock
         self._engine = engine
         self._directory = directory
@@ -191,11 +148,9 @@ class Store:
             rebuild(core, files.recover(), clock.monotonic_s())
         self._mover = Mover(core, busy_after_s=busy_after_s)
         self._mover.pump()
-        self._stop = threading.Event()
-        self._driver: threading.Thread | None = None
+        self._driver = Driver(self._mover)
         if background:
-            self._driver = threading.Thread(target=self._drive, name="kvterrace-mover", daemon=True)
-            self._driver.start()
+            self._driver.start("kvterrace-mover")
 
     # -- looking -------------------------------------------------------------------------------------------------------
 
@@ -207,7 +162,7 @@ class Store:
 
     def stats(self) -> StoreStats:
         """Counts and sizes at this moment; a copy. Works on a closed store."""
-        with self._changed:
+        with self._driver.lock:
             return self._core.snapshot()
 
     # -- moving --------------------------------------------------------------------------------------------------------
@@ -225,10 +180,11 @@ class Store:
         """Read blocks `start..stop` of `chain` into `out`. Returns at once.
 
         Args:
-            out: the caller's memory for these blocks, in one of the forms of `kvterrace.buffers`; writable; lent until the transfer
-                is done. Only blocks that end in `Hit` are written.
+            out: the caller's memory for these blocks, in one of the forms of `kvterrace.buffers`; writable; lent
+                until the transfer is done. Only blocks that end in `Hit` are written.
             stop: None: to the end of the chain.
-            layers: only these layers (`range` of step 1); `out` then holds just their parts. Such a read does not promote.
+            layers: only these layers (`range` of step 1); `out` then holds just their parts. Such a read does not
+                promote.
             deadline_s: seconds from now; blocks that are not there by then end in `Expired`, their memory untouched.
 
         Raises:
@@ -267,28 +223,26 @@ class Store:
         )
 
     def prefetch(self, chain: KeyChain, *, start: int = 0, stop: int | None = None) -> Transfer:
-        """Bring blocks into DRAM, after all demand reads; what finds no room at once ends in `Busy`. Returns at once."""
+        """Bring blocks into DRAM, after all demand reads; what finds no room at once ends in `Busy`. Returns at
+        once.
+        """
         start, stop = _span(chain, start, stop)
         return self._submit(TransferKind.PREFETCH, chain, start, stop, None)
 
     def wait(self, transfer: Transfer, timeout_s: float | None = None) -> list[GetOutcome | PutOutcome]:
-        """Block until `transfer` is done, or for `timeout_s`; returns its outcomes, `Pending` for blocks still under way."""
-        limit_s = None if timeout_s is None else self._clock.monotonic_s() + timeout_s
-        while not transfer.done:
-            left_s = 1.0 if limit_s is None else limit_s - self._clock.monotonic_s()
-            if left_s <= 0:
-                break
-            self._rest(left_s, lambda: transfer.done)
-        with self._changed:
+        """Block until `transfer` is done, or for `timeout_s`; returns its outcomes, `Pending` for blocks still under
+        way.
+        """
+        self._driver.wait_for(lambda: transfer.done, timeout_s)
+        with self._driver.lock:
             if transfer in self._mover.finished:
                 self._mover.finished.remove(transfer)
         return transfer.outcomes
 
     def poll(self) -> list[Transfer]:
         """Transfers that are done and were not yet handed out by `poll` or `wait`. Does not block."""
-        if self._driver is None:
-            self._step(0.0)
-        with self._changed:
+        self._driver.turn()
+        with self._driver.lock:
             finished = list(self._mover.finished)
             self._mover.finished.clear()
             return finished
@@ -302,18 +256,18 @@ class Store:
             ids = ledger.find(chain)
             ids = ids[: len(ledger.resident(ids))]
             ledger.pin(ids)
-            return Pin(self, ids)
+            return Pin(ids, self._unpin)
 
     def _unpin(self, ids: Ids) -> None:
-        with self._changed:
+        with self._driver.lock:
             self._core.ledger.unpin(ids)
 
     def touch(self, chain: KeyChain, *, scores: np.ndarray | None = None) -> None:
         """Say that the resident prefix of `chain` was used now.
 
         Args:
-            scores: attention that each block of the chain received since the last touch, shape `(len(chain),)`, not negative; it
-                is added to the block's decayed cumulative score.
+            scores: attention that each block of the chain received since the last touch, shape `(len(chain),)`, not
+                negative; it is added to the block's decayed cumulative score.
         """
         if scores is not None:
             scores = np.asarray(scores, np.float32)
@@ -325,7 +279,8 @@ class Store:
                 self._core.ledger.add_scores(chain, scores, self._clock.monotonic_s())
 
     def invalidate(self, chain: KeyChain, *, start: int = 0) -> None:
-        """Give up blocks of `chain` from `start` on and everything stored behind them, in every tier, also after a restart.
+        """Give up blocks of `chain` from `start` on and everything stored behind them, in every tier, also after a
+        restart.
 
         What is being read at this moment is given up when that has ended; it is no longer found from now on.
         """
@@ -339,72 +294,27 @@ class Store:
 
         Returns whether all of it was written; False after `timeout_s`, or while the drive takes no writes.
         """
-        writer = self._mover.writer
-        if writer is None:
-            return False
         with self._entered():
-            writer.flushing = True
-            self._mover.pump()
-        try:
-            if not self._settle(timeout_s, lambda: writer.idle and not self._mover.active):
-                return False
-            return self._sync(timeout_s)
-        finally:
-            writer.flushing = False
-
-    def _sync(self, timeout_s: float | None) -> bool:
-        files, space = self._core.files, self._core.ledger.space
-        assert files is not None and space is not None
-        ended: list[bool] = []
-        with self._changed:
-            segment = space.open
-            if segment is not None:
-                request = IoRequest(IoKind.SYNC, IoClass.DEMOTION, files.file(segment.number))
-                request.tag = lambda result: ended.append(result.complete)
-                self._engine.submit([request])
-        if segment is not None and not self._settle(timeout_s, lambda: bool(ended)):
-            return False
-        return all(ended) and not self._core.ledger.has_dirty
+            pass
+        return ending.flush(self._mover, self._driver, timeout_s)
 
     def close(self, timeout_s: float = 30.0) -> bool:
-        """End transfers, write what is only in DRAM, seal, and give the partition back. Blocks for at most about `timeout_s`.
+        """End transfers, write what is only in DRAM, seal, and give the partition back. Blocks for at most about
+        `timeout_s`.
 
-        Returns whether all was written and ended; False means that recent blocks were lost (never that wrong ones stay), or that a
-        device hangs, in which case the memory it may still write to is leaked rather than freed. Closing twice does nothing.
+        Returns whether all was written and ended; False means that recent blocks were lost (never that wrong ones
+        stay), or that a
+        device hangs, in which case the memory it may still write to is leaked rather than freed. Closing twice does
+        nothing.
         """
-        with self._changed:
+        with self._driver.lock:
             if self._closed:
                 return True
             self._closed = True
-        limit_s = self._clock.monotonic_s() + timeout_s
-        writer = self._mover.writer
-        fine = self._settle(timeout_s, lambda: not self._mover.active)
-        with self._changed:
-            for transfer in self._mover.abandon():
-                _log.warning("%r did not end before close", transfer)
-            if writer is not None:
-                writer.flushing = True
-        if writer is not None:
-            fine &= self._settle(limit_s - self._clock.monotonic_s(), lambda: writer.idle)
-            with self._changed:
-                writer.closing = True
-                writer.seal_open()
-                self._mover.pump()
-            fine &= self._settle(limit_s - self._clock.monotonic_s(), lambda: writer.idle)
-            fine &= not self._core.ledger.has_dirty
-        self._stop.set()
-        self._engine.wake()
-        if self._driver is not None and self._driver is not threading.current_thread():
-            self._driver.join(max(0.1, limit_s - self._clock.monotonic_s()))
-        with self._changed:
-            if self._core.files is not None:
-                self._core.files.close()
-        ended = self._engine.close(max(0.1, limit_s - self._clock.monotonic_s()))
-        if ended:
-            self._core.arena.close()
-        if self._directory is not None:
-            self._directory.close()
-        return bool(fine and ended)
+        fine = ending.settle(self._mover, self._driver, timeout_s)
+        if self._directory is not None and not self._engine.in_flight:
+            self._directory.close()  # a write that hangs could still land: then the partition stays locked
+        return fine
 
     def __enter__(self) -> Self:
         return self
@@ -451,62 +361,17 @@ class Store:
             if len(self._mover.finished) > _FINISHED_KEPT:
                 del self._mover.finished[0]
         if deadline_s is not None:
-            self._engine.wake()  # the driver may be asleep for longer than this deadline
+            self._driver.wake()  # the driver may be asleep for longer than this deadline
         return transfer
 
     @contextlib.contextmanager
     def _entered(self) -> Iterator[None]:
-        with self._changed:
+        with self._driver.lock:
             if self._closed:
                 raise StoreClosedError("the store is closed; open it again")
             if self._mover.fault is not None:
                 raise KVTerraceError(f"the store has failed and must be opened again: {self._mover.fault}")
             yield
-
-    def _drive(self) -> None:
-        while not self._stop.is_set():
-            try:
-                self._step(None)
-            except Exception as error:  # the thread must not die silently: say so, and go on for who still waits
-                with self._changed:
-                    self._mover.fault = self._mover.fault or repr(error)
-                _log.critical("the store's thread failed", exc_info=error)
-                self._stop.wait(0.1)
-
-    def _step(self, timeout_s: float | None) -> None:
-        """One turn: take in what has finished, let go on what can."""
-        if timeout_s is None:
-            with self._changed:
-                timeout_s = self._mover.timeout_s()
-        results = self._engine.poll(timeout_s)
-        with self._changed:
-            self._mover.handle(results)
-            self._mover.pump()
-            self._changed.notify_all()
-
-    def _rest(self, timeout_s: float, done: Any) -> None:
-        """Let time pass until something may have changed."""
-        if self._driver is None:
-            self._step(min(timeout_s, self._mover.timeout_s()))
-            return
-        with self._changed:
-            if not done():
-                self._changed.wait(timeout_s)
-
-    def _settle(self, timeout_s: float | None, done: Any) -> bool:
-        """Wait until `done()`, for at most `timeout_s`."""
-        limit_s = None if timeout_s is None else self._clock.monotonic_s() + max(0.0, timeout_s)
-        while True:
-            with self._changed:
-                if done():
-                    return True
-                if self._mover.fault is not None:
-                    return False
-            left_s = 1.0 if limit_s is None else limit_s - self._clock.monotonic_s()
-            if left_s <= 0:
-                return False
-            self._engine.wake()
-            self._rest(min(left_s, 0.05), done)
 
 
 def _span(chain: KeyChain, start: int, stop: int | None) -> tuple[int, int]:

@@ -5,13 +5,10 @@ Exit statuses: 0 done; 1 the demo's check failed; 2 bad input or an unusable sto
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import typer
@@ -98,45 +95,26 @@ def demo(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status and never raises over bad input."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    with _terminable():
-        try:
-            status = app(given or ["--help"], prog_name="kvterrace", standalone_mode=False)
-        except KVTerraceError as error:
-            fail(str(error))
-            return 2
-        except KeyboardInterrupt:
-            fail("interrupted; what was stored is kept")
-            return 130
-        except BrokenPipeError:
-            # The reader of stdout left: nothing more to say, not even at interpreter exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 1
-        except OSError as error:
-            fail(f"{error.filename or 'I/O'}: {error.strerror or error}")
-            return 2
-        except Exception as error:
-            # Typer's own complaints about options; older versions raise click's, so they are known by what they can do.
-            show = getattr(error, "format_message", None)
-            if show is None:
-                raise
-            fail(f"{show()} (see kvterrace --help)")
-            return 2
+    try:
+        status = app(given or ["--help"], prog_name="kvterrace", standalone_mode=False)
+    except KVTerraceError as error:
+        fail(str(error))
+        return 2
+    except KeyboardInterrupt:
+        fail("interrupted; what was stored is kept")
+        return 130
+    except BrokenPipeError:
+        # The reader of stdout left: nothing more to say, not even at interpreter exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        fail(f"{error.filename or 'I/O'}: {error.strerror or error}")
+        return 2
+    except Exception as error:
+        # Typer's own complaints about options; older versions raise click's, so they are known by what they can do.
+        show = getattr(error, "format_message", None)
+        if show is None:
+            raise
+        fail(f"{show()} (see kvterrace --help)")
+        return 2
     return status if isinstance(status, int) else 0
-
-
-@contextlib.contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM ends like an interrupt: a container's grace is enough to close the store. Status 143."""
-
-    def stop(_signal: int, _frame: FrameType | None) -> None:
-        raise SystemExit(143)
-
-    try:
-        before = signal.signal(signal.SIGTERM, stop)
-    except ValueError:  # not the main thread: somebody else's signals
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -13,10 +13,14 @@ from typing import Any
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kvterrace.cli.console import human_nbytes, stderr, write_json
-from kvterrace.errors import ConfigError
+from kvterrace.engine.counters import StoreStats
+from kvterrace.errors import ConfigError, StoreUnusableError
 from kvterrace.store import Store, open_store
 
 __all__ = ["GenerateOptions", "run"]
+
+# Longest wait for the drive after the answer.
+_FLUSH_S = 60.0
 
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -39,7 +43,7 @@ class GenerateOptions:
 
 
 def run(options: GenerateOptions) -> None:
-    """Answer, report, store. Raises KVTerraceError over bad input, before anything is written where that can be told."""
+    """Answer, report, store. Raises KVTerraceError over bad input, before anything is written where that shows."""
     if options.dtype not in _DTYPES:
         raise ConfigError(f"--dtype {options.dtype}: give one of {', '.join(_DTYPES)}")
     if options.json_file is not None and not options.json_file.absolute().parent.is_dir():
@@ -62,11 +66,10 @@ def run(options: GenerateOptions) -> None:
         report = _answer(options, store, model, tokenizer, ids, load_began_s=began_s)
     if options.json_file is not None:
         write_json(options.json_file, report)
-    missed = report["missed_blocks"]
-    if missed:
-        raise ConfigError(
-            f"the answer is complete, but {missed} of its blocks were not stored ({report['store_error']}): "
-            f"free space on {options.store} or raise --dram and --ssd"
+    if report["unsaved"]:
+        raise StoreUnusableError(
+            f"the answer is complete, but not all of its KV could be kept on {options.store} ({report['unsaved']}): "
+            "free space there, or give --store another place"
         )
 
 
@@ -81,7 +84,7 @@ def _answer(
     stream = _Stream(tokenizer)
     with _progress("computing prompt") as told:
 
-        def first_or_next(token: int) -> None:
+        def first_or_next(token: int, _logits: object) -> None:
             told(len(ids), len(ids))
             stream.push(token)
 
@@ -97,7 +100,7 @@ def _answer(
         )
     answer = stream.end()
     kept = prefix.store([ids + made.tokens], made.cache)
-    store.flush()
+    flushed = store.flush(_FLUSH_S)
     stats = store.stats()
     restored = made.restored
     tiers = {tier.name.lower(): count for tier, count in restored.tier_tokens.items()}
@@ -117,7 +120,7 @@ def _answer(
         "present_blocks": kept.present_blocks,
         "missed_blocks": kept.missed_blocks,
         "stored_nbytes": kept.nbytes,
-        "store_error": kept.error or "; ".join(str(fault.outcome) for fault in kept.faults),
+        "unsaved": kept.error or ("" if flushed else _why_unsaved(stats)),
         "faults": [str(fault) for fault in restored.faults] + ([restored.error] if restored.error else []),
         "ssd_read_nbytes": stats.ssd_read_nbytes,
         "ssd_written_nbytes": stats.ssd_written_nbytes,
@@ -133,12 +136,19 @@ def _tell(report: dict[str, Any], tiers: dict[str, int]) -> None:
         f"prompt {report['prompt_tokens']} tokens: {found}, {report['recomputed_tokens']} computed; "
         f"first token after {report['ttft_s']:.2f} s"
     )
-    stderr.print(
-        f"moved: {human_nbytes(report['restored_nbytes'])} restored ({human_nbytes(report['ssd_read_nbytes'])} read from "
-        f"SSD), {human_nbytes(report['stored_nbytes'])} stored ({human_nbytes(report['ssd_written_nbytes'])} written to SSD)"
-    )
+    restored, read = human_nbytes(report["restored_nbytes"]), human_nbytes(report["ssd_read_nbytes"])
+    stored, written = human_nbytes(report["stored_nbytes"]), human_nbytes(report["ssd_written_nbytes"])
+    stderr.print(f"moved: {restored} restored ({read} read from SSD), {stored} stored ({written} written to SSD)")
+    if report["missed_blocks"]:
+        stderr.print(f"{report['missed_blocks']} blocks found no room: raise --dram and --ssd")
     for fault in report["faults"]:
         stderr.print(f"computed again: {fault}", markup=False)
+
+
+def _why_unsaved(stats: StoreStats) -> str:
+    if stats.ssd_write_failures:
+        return f"{stats.ssd_write_failures} writes failed"
+    return "the drive took no writes in time"
 
 
 def _read_prompt(path: Path) -> str:

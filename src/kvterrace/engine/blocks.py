@@ -91,7 +91,8 @@ class BlockTable:
     @property
     def nbytes(self) -> int:
         """Bytes that the table takes."""
-        return self.key.nbytes + self._free.nbytes + sum(getattr(self, name).nbytes for name, _, _ in self._COLUMNS)
+        columns = [getattr(self, name) for name, _, _ in self._COLUMNS]
+        return int(self.key.nbytes + self._free.nbytes + sum(column.nbytes for column in columns))
 
     def allocate(self, count: int) -> Ids:
         """`count` fresh ids with every column at its start value; the caller sets the keys."""

@@ -26,7 +26,9 @@ OnResult = Callable[[IoResult], None]
 
 @dataclass(frozen=True, slots=True)
 class NamespaceEntry:
-    """A namespace that the partition knows. `namespace` is None for one found on the drive and not used in this process."""
+    """A namespace that the partition knows. `namespace` is None for one found on the drive and not used in this
+    process.
+    """
 
     digest: bytes
     epoch: int

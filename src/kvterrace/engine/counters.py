@@ -11,7 +11,8 @@ __all__ = ["StoreStats"]
 class StoreStats:
     """What a store has done since it was opened, and what it holds. Blocks and bytes; a copy, safe to keep.
 
-    Every block asked for by `get` ends in exactly one of the `get_*` counts, every block given to `put` in one of `put_*`.
+    Every block asked for by `get` ends in exactly one of the `get_*` counts, every block given to `put` in one of
+    `put_*`.
     """
 
     get_dram_blocks: int = 0

@@ -1,4 +1,6 @@
-"""The DRAM tier as the ledger sees it: which block has which slot of the arena, and which slots are given up for room."""
+"""The DRAM tier as the ledger sees it: which block has which slot of the arena, and which slots are given up for
+room.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,8 @@ class DramSpace:
     def victims(self, nbytes: int, slot_nbytes: dict[int, int], *, droppable: bool) -> Ids:
         """Blocks to give up for `nbytes` of room, in the policy's order, tails first; fewer if there are no more.
 
-        A block goes if nobody uses or pins it and a copy of it is below; if `droppable`, also if this is its last copy. The order
+        A block goes if nobody uses or pins it and a copy of it is below; if `droppable`, also if this is its last
+        copy. The order
         brings what hangs on a block before the block itself. `slot_nbytes` gives a slot's size by namespace number.
         """
         table = self._table

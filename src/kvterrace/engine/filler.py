@@ -1,10 +1,13 @@
-"""The way in: the caller's blocks into slots of the arena, checksummed on the way, and ready to be written as they lie."""
+"""The way in: the caller's blocks into slots of the arena, checksummed on the way, and ready to be written as they
+lie.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections import deque
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -40,7 +43,8 @@ class _Fill:
 class Filler:
     """Puts. Called under the store's lock, except for what runs on the engine's threads.
 
-    Blocks of a chain are taken in order, so that what is taken is always a prefix; a transfer that finds no room waits in line.
+    Blocks of a chain are taken in order, so that what is taken is always a prefix; a transfer that finds no room
+    waits in line.
     """
 
     def __init__(self, core: Core, busy_after_s: float) -> None:
@@ -124,7 +128,7 @@ class Filler:
                 IoRequest(
                     IoKind.CALL,
                     IoClass.PREFETCH,
-                    finish=lambda _, group=group: [_fill(one) for one in group],
+                    finish=partial(_fill_all, group),
                     tag=self._on_filled(group),
                 )
             )
@@ -168,6 +172,11 @@ class Filler:
                 core.ledger.let_go(one.block)
 
         return on_result
+
+
+def _fill_all(group: list[_Fill], _: IoResult) -> None:
+    for one in group:
+        _fill(one)
 
 
 def _fill(one: _Fill) -> None:

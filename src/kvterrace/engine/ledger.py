@@ -1,7 +1,7 @@
 """The ledger decides: what is where, what makes room, what is written, what is given up. It moves nothing.
 
-Sans-I/O and deterministic: it takes events and the time, returns decisions, and never asks the operating system for anything.
-Production, replay and simulation drive the same ledger. Not thread-safe: whoever drives it serialises.
+Sans-I/O and deterministic: it takes events and the time, returns decisions, and never asks the operating system for
+anything. Production, replay and simulation drive the same ledger. Not thread-safe: whoever drives it serialises.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 from kvterrace.engine.blocks import NOWHERE, BlockTable, DramState, Ids
 from kvterrace.engine.dram import DramSpace
-from kvterrace.engine.space import Segment, SegmentSpace, SegmentState
+from kvterrace.engine.space import Segment, SegmentSpace
 from kvterrace.engine.tree import Run, RunTree
 from kvterrace.format.record import PAGE_NBYTES
 from kvterrace.keys import KeyChain
@@ -140,8 +140,8 @@ class Ledger:
         self.dram.policy.touch(run.number for run, _ in reversed(steps))
 
     def add_scores(self, chain: KeyChain, scores: np.ndarray, now_s: float) -> None:
-        """Add attention scores to the blocks of `chain` that the index knows; what they had before has decayed to half for every
-        `SCORE_HALF_LIFE_S` since their run was scored last."""
+        """Add attention scores to the blocks of `chain` that the index knows; what they had before has decayed to
+        half for every `SCORE_HALF_LIFE_S` since their run was scored last."""
         steps = self.tree.walk(chain)
         at = 0
         for run, count in steps:
@@ -217,11 +217,12 @@ class Ledger:
         if self.table.segment[block] != NOWHERE:
             self.dram.free(block)
             return
-        run = self.run_of(block)
-        self._forget(run, int(np.flatnonzero(run.ids == block)[0]))
+        self.forget(block)
 
     def evict_idle(self) -> None:
-        """Give up every slot whose block has a copy below and is neither used nor pinned (tests and benchmarks: a cold DRAM tier)."""
+        """Give up every slot whose block has a copy below and is neither used nor pinned (tests and benchmarks: a
+        cold DRAM tier).
+        """
         for block in self.dram.victims(self.dram.nbytes + PAGE_NBYTES, self._slot_nbytes, droppable=False).tolist():
             self.dram.free(block)
 
@@ -292,7 +293,8 @@ class Ledger:
         return bool(self._dirty)
 
     def next_write(self, now_s: float, *, pressed: bool) -> WriteBatch | None:
-        """Blocks to write now, placed one behind the other in the open segment; None if none is due or no segment is open.
+        """Blocks to write now, placed one behind the other in the open segment; None if none is due or no segment is
+        open.
 
         `pressed`: write what there is without waiting for it to be idle (room is wanted, or a flush).
         """
@@ -339,7 +341,7 @@ class Ledger:
     def _writable(self, run: Run) -> Ids:
         table, ids = self.table, run.ids
         wanted = (table.state[ids] == DramState.READY) & (table.segment[ids] == NOWHERE) & ~table.writing[ids]
-        found = ids[wanted]
+        found: Ids = ids[wanted]
         if self._doomed:
             found = found[~np.isin(found, list(self._doomed))]
         return found
@@ -389,7 +391,8 @@ class Ledger:
     # -- giving up -----------------------------------------------------------------------------------------------------
 
     def invalidate(self, chain: KeyChain, start: int) -> list[bytes]:
-        """Give up the blocks of `chain` from `start` on, and all that hangs on them; those in use as soon as they are let go.
+        """Give up the blocks of `chain` from `start` on, and all that hangs on them; those in use as soon as they are
+        let go.
 
         Returns the keys that have a copy on the SSD, or are about to.
         """
@@ -408,6 +411,11 @@ class Ledger:
                 return keys
             at += count
         return []
+
+    def forget(self, block: int) -> None:
+        """Drop a block and all that hangs on it, except what is in use or pinned."""
+        run = self.run_of(block)
+        self._forget(run, int(np.flatnonzero(run.ids == block)[0]))
 
     def _forget(self, run: Run, at: int, *, dropping: bool = True) -> None:
         """Give up the blocks of `run` from `at` on and all that hangs on them, except what is in use or pinned."""
@@ -458,59 +466,8 @@ class Ledger:
                 return
             at = parent
 
-    # -- reclaim -------------------------------------------------------------------------------------------------------
-
-    def reclaim_candidate(self, now_s: float) -> tuple[Segment, Ids] | None:
-        """The sealed segment that is worth least, and the blocks in it that are worth carrying over; None if all are in use.
-
-        Worth is what lives in a segment times how recently it was used. Carried over are the blocks used more recently than the
-        average block of the tier, at most a quarter of the segment, and only those that DRAM does not hold already.
-        """
-        assert self.space is not None
-        sealed = self.space.in_state(SegmentState.SEALED)
-        ages: dict[int, tuple[float, Ids, np.ndarray]] = {}
-        for segment in sealed:
-            ids = segment.live_ids(self.table)
-            if (self.table.users[ids] > 0).any():
-                continue
-            used_s = self.tree.used_s[self.table.run[ids]]
-            age = float(np.mean(now_s - used_s)) if len(ids) else float("inf")
-            worth = (segment.live_nbytes / segment.file_nbytes) / (1.0 + age)
-            ages[segment.number] = (worth, ids, used_s)
-        if not ages:
-            return None
-        number = min(ages, key=lambda n: (ages[n][0], n))
-        _, ids, used_s = ages[number]
-        everything = np.concatenate([used for _, _, used in ages.values()])
-        average_s = float(everything.mean()) if len(everything) else now_s
-        segment = self.space.segments[number]
-        pinned = self.table.pins[ids] > 0
-        keep = (pinned | (used_s > average_s)) & (self.table.state[ids] == DramState.EMPTY)
-        order = np.lexsort((self.table.page[ids], -used_s, ~pinned))
-        order = order[keep[order]]
-        limit = max(int(pinned.sum()), int(0.25 * segment.records) or 1)
-        return segment, ids[order[:limit]]
-
-    def reclaimed(self, segment: Segment, now_s: float) -> None:
-        """The copies in `segment` count no longer. Blocks that DRAM holds are dirty again; others are dropped, with all below.
-
-        None of them may be in use. The segment keeps its share of the capacity until its file is gone.
-        """
-        assert self.space is not None
-        ids = segment.live_ids(self.table)
-        for block in ids.tolist():
-            self.lost(block, now_s)
-        for block in ids.tolist():
-            # an earlier one may have taken this one with it
-            if self.table.run[block] == NOWHERE or self.table.slot[block] != NOWHERE:
-                continue
-            run = self.run_of(block)
-            at = np.flatnonzero(run.ids == block)
-            if len(at) and self.table.segment[block] == NOWHERE:
-                self._forget(run, int(at[0]))
-
     # -- for the drivers -----------------------------------------------------------------------------------------------
 
     def key_of(self, block: int) -> bytes:
         """Key of a block."""
-        return self.table.key[block].tobytes()
+        return bytes(self.table.key[block])

@@ -70,14 +70,16 @@ class Mover:
         self.pump()
 
     def handle(self, results: Iterable[IoResult]) -> None:
-        """Take in what the engine has finished. An exception here is a bug: the store is marked as failed, never silently dead."""
+        """Take in what the engine has finished. An exception here is a bug: the store is marked as failed, never
+        silently dead.
+        """
         for result in results:
             tag = result.request.tag
             try:
                 if callable(tag):
                     tag(result)
-            except Exception as error:
-                self._fail(error)
+            except Exception as error:  # noqa: BLE001 - the store must be marked as failed, whatever it was
+                self.fail(error)
 
     def pump(self) -> None:
         """Let everything go on that can: expire, retry what waits for room, write, seal, reclaim."""
@@ -89,8 +91,8 @@ class Mover:
             if self.writer is not None:
                 self.writer.pump(now_s, pressed=bool(self._filler.waiting or self._reader.waiting))
             self._reap()
-        except Exception as error:
-            self._fail(error)
+        except Exception as error:  # noqa: BLE001 - as above
+            self.fail(error)
 
     def abandon(self) -> list[Transfer]:
         """Settle what is not done (the store is closing); returns it. Memory of callers is not touched after that."""
@@ -148,7 +150,8 @@ class Mover:
                 name = f"get_{_GET_COUNTS[type(outcome)]}_blocks"
             setattr(stats, name, getattr(stats, name) + 1)
 
-    def _fail(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
+        """A bug has shown: say so once, answer nobody any more, let nobody hang."""
         if self.fault is None:
             _log.critical("the store has failed and serves nothing any more; please report this", exc_info=error)
             self.fault = repr(error)

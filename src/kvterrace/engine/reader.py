@@ -1,6 +1,7 @@
 """The way up: blocks from DRAM or SSD into the caller's buffers.
 
-A read lands in a slot of the arena, is verified there on the thread that completed it, and is scattered to the caller from there;
+A read lands in a slot of the arena, is verified there on the thread that completed it, and is scattered to the caller
+from there;
 the slot stays as the promoted copy. So bytes are copied once, and requests for the same block share one read.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 
 from kvterrace.buffers import Bytes
 from kvterrace.engine.blocks import NOWHERE, DramState, Ids
@@ -96,7 +98,9 @@ class Reader:
         self.pump(now_s)
 
     def bring(self, blocks: Ids, now_s: float) -> Transfer:
-        """Prefetch blocks by id, for the store itself (carrying them out of a segment). Those that find no room end in Busy."""
+        """Prefetch blocks by id, for the store itself (carrying them out of a segment). Those that find no room end
+        in Busy.
+        """
         transfer = Transfer(
             TransferKind.PREFETCH, None, 0, len(blocks), buffers=None, submitted_s=now_s, deadline_s=None
         )
@@ -107,7 +111,9 @@ class Reader:
         return transfer
 
     def pump(self, now_s: float) -> None:
-        """Give slots to waiting reads, in order, demand first, and submit them; answer Busy to those that waited too long."""
+        """Give slots to waiting reads, in order, demand first, and submit them; answer Busy to those that waited too
+        long.
+        """
         for queue, io_class in zip(self._waiting, (IoClass.DEMAND, IoClass.PREFETCH), strict=True):
             landings: list[_Landing] = []
             copies: list[_Want] = []
@@ -160,20 +166,15 @@ class Reader:
     def _copy(self, wants: list[_Want], tier: Tier) -> None:
         requests = []
         for at in range(0, len(wants), _COPY_BLOCKS):
-            group = [(want, self._core.slot(want.block)) for want in wants[at : at + _COPY_BLOCKS]]
-            header = {want.block: self._core.entry_of(want.block).geometry.header_nbytes for want, _ in group}
-            requests.append(
-                IoRequest(
-                    IoKind.CALL,
-                    IoClass.DEMAND,
-                    finish=lambda _, group=group, header=header: [
-                        _scatter(want, slot[header[want.block] :]) for want, slot in group
-                    ],
-                    tag=self._on_copied(group, tier),
-                )
-            )
+            group = [(want, self._payload(want.block)) for want in wants[at : at + _COPY_BLOCKS]]
+            call = IoRequest(IoKind.CALL, IoClass.DEMAND, finish=partial(_scatter_all, group))
+            call.tag = self._on_copied(group, tier)
+            requests.append(call)
         if requests:
             self._core.engine.submit(requests)
+
+    def _payload(self, block: int) -> Bytes:
+        return self._core.slot(block)[self._core.entry_of(block).geometry.header_nbytes :]
 
     def _on_copied(self, group: list[tuple[_Want, Bytes]], tier: Tier) -> OnResult:
         def on_result(result: IoResult) -> None:
@@ -240,7 +241,7 @@ class Reader:
                     core.files.file(number),
                     group[0].offset,
                     [one.memory for one in group],
-                    finish=lambda result, group=group: _finish_read(result, group),
+                    finish=partial(_finish_read, group),
                     tag=self._on_read(group),
                 )
             )
@@ -273,12 +274,15 @@ class Reader:
                 self._route(want, copies)
             self._copy(copies, Tier.SSD)
             return
-        if not isinstance(outcome, DeviceFailed):
-            _log.warning("%s: %s; the copy is discarded and the block is recomputed", one.where, outcome.reason)  # type: ignore[union-attr]
+        self._discard(one, outcome)
         ledger.undo(block)
-        ledger.lost(block, core.clock.monotonic_s())
         for want in (one.want, *others):
             self._answer(want, outcome)
+
+    def _discard(self, one: _Landing, outcome: GetOutcome) -> None:
+        """The copy on the SSD is not what it should be: never read it again."""
+        _log.warning("%s: %s; this copy is discarded", one.where, getattr(outcome, "reason", outcome))
+        self._core.ledger.lost(one.want.block, self._core.clock.monotonic_s())
 
     def _land_layers(self, want: _Want, requests: list[IoRequest]) -> bool:
         """Read the header and the parts of the wanted layers into staging; False if there is no room for it now."""
@@ -317,8 +321,7 @@ class Reader:
             ledger.dram.allocator.free(staging)
             outcome = landing.outcome or DeviceFailed(landing.where, repr(result.crash))
             if not isinstance(outcome, Hit):
-                _log.warning("%s: %s; the copy is discarded", landing.where, getattr(outcome, "reason", outcome))
-                ledger.lost(want.block, core.clock.monotonic_s())
+                self._discard(landing, outcome)
             self._answer(want, outcome)
 
         file = core.files.file(number)
@@ -348,8 +351,15 @@ def _wanted_nbytes(want: _Want) -> int:
     return sum(sizes[buffers.parts.start : buffers.parts.stop])
 
 
+def _scatter_all(group: list[tuple[_Want, Bytes]], _: IoResult) -> None:
+    for want, payload in group:
+        _scatter(want, payload)
+
+
 def _scatter(want: _Want, payload: Bytes, base: int = 0) -> bool:
-    """Copy the wanted parts from `payload` (from payload offset `base` on) to the caller, unless the want is settled already."""
+    """Copy the wanted parts from `payload` (from payload offset `base` on) to the caller, unless the want is settled
+    already.
+    """
     transfer = want.transfer
     buffers = transfer.buffers
     if buffers is None or transfer.chain is None or not transfer.begin_copy(want.index):
@@ -362,7 +372,7 @@ def _scatter(want: _Want, payload: Bytes, base: int = 0) -> bool:
     return True
 
 
-def _finish_read(result: IoResult, group: list[_Landing]) -> None:
+def _finish_read(group: list[_Landing], result: IoResult) -> None:
     """On the thread that completed the read: verify each record, and scatter those that are right."""
     end = 0
     for one in group:
@@ -381,7 +391,9 @@ def _device_failed(where: str, result: IoResult) -> DeviceFailed:
 
 
 def _verify(one: _Landing, payload: Bytes, base: int) -> None:
-    """Set the outcome of a landing whose bytes (header, then `payload` from its offset `base` on) are in memory; scatter if right."""
+    """Set the outcome of a landing whose bytes (header, then `payload` from its offset `base` on) are in memory;
+    scatter if right.
+    """
     header = decode_header(one.memory)
     fault: BadRecord | StaleRecord | None
     if isinstance(header, BadRecord):

@@ -43,16 +43,16 @@ def rebuild(core: Core, found: Sequence[RecoveredSegment], now_s: float) -> int:
             segment.records = len(one.contents.entries)
             if one.contents.state is ScanState.SCANNED:
                 segment.state = SegmentState.SEALING
-            for table in (one.contents.entries, one.contents.tombstones):
-                if len(table):
-                    newest = max(newest, int(table["put_seq"].max()))
+            for rows in (one.contents.entries, one.contents.tombstones):
+                if len(rows):
+                    newest = max(newest, int(rows["put_seq"].max()))
             segment.tombstones = _tombstones(one.contents)
         elif one.contents is None:
             segment.state = SegmentState.STUCK
         space.adopt(segment)
     ledger.next_put_seq = newest + 1
     live = live_entries(contents)
-    _enter_namespaces(core, live, contents)
+    _enter_namespaces(core, live)
     if not len(live.entries):
         return 0
     ids = ledger.table.allocate(len(live.entries))
@@ -84,8 +84,10 @@ def _tombstones(contents: SegmentContents) -> list[tuple[bytes, bytes, int]]:
     ]
 
 
-def _enter_namespaces(core: Core, live: LiveEntries, contents: Sequence[SegmentContents]) -> None:
-    """Enter every namespace with the sizes of its records; the layout itself comes with the first chain that names it."""
+def _enter_namespaces(core: Core, live: LiveEntries) -> None:
+    """Enter every namespace with the sizes of its records; the layout itself comes with the first chain that names
+    it.
+    """
     for number, digest in enumerate(live.namespaces):
         rows = live.entries[live.entries["namespace"] == number]
         if len(rows):
@@ -109,7 +111,8 @@ class _Chains:
         firsts = keys[by_first, 0]
         parent = np.full(count, -1, np.int64)
         at = np.searchsorted(firsts, parents[:, 0])
-        # keys are hashes: two that share their first eight bytes are next to each other; step over those that differ in the rest
+        # keys are hashes: two that share their first eight bytes are next to each other; step over those that differ
+        # in the rest
         for _ in range(8):
             inside = at < count
             row = by_first[np.minimum(at, count - 1)]

@@ -77,7 +77,7 @@ class Segment:
         """Blocks whose copy is here now."""
         if not self._ids:
             return np.zeros(0, np.int32)
-        ids = np.unique(np.concatenate(self._ids))
+        ids: Ids = np.unique(np.concatenate(self._ids))
         ids = ids[table.segment[ids] == self.number]
         self._ids = [ids]
         return ids

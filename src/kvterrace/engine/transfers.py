@@ -16,6 +16,8 @@ _PENDING = Pending()
 
 
 class TransferKind(enum.Enum):
+    """What a transfer was asked to do."""
+
     GET = "get"
     PUT = "put"
     PREFETCH = "prefetch"
@@ -26,8 +28,8 @@ class Transfer:
 
     `chain` is None only for the store's own moves, which have no caller's buffers.
 
-    The library uses the caller's buffers only between the call and `done`; after an expiry it leaves alone what it had not
-    begun to copy, and `done` waits for the copies that it had.
+    The library uses the caller's buffers only between the call and `done`; after an expiry it leaves alone what it
+    had not begun to copy, and `done` waits for the copies that it had.
     """
 
     __slots__ = (
@@ -74,7 +76,8 @@ class Transfer:
         self._open = stop - start
 
     def __repr__(self) -> str:
-        return f"<Transfer {self.kind.value} blocks {self.start}..{self.stop - 1}: {self.done_blocks}/{self.total_blocks} done>"
+        span = f"blocks {self.start}..{self.stop - 1}"
+        return f"<Transfer {self.kind.value} {span}: {self.done_blocks}/{self.total_blocks} done>"
 
     @property
     def total_blocks(self) -> int:
@@ -97,7 +100,9 @@ class Transfer:
         return list(self._outcomes)
 
     def begin_copy(self, index: int) -> bool:
-        """Claim the caller's buffer of block `index` (in the chain) for copying; False if the block is settled, e.g. expired."""
+        """Claim the caller's buffer of block `index` (in the chain) for copying; False if the block is settled, e.g.
+        expired.
+        """
         with self._lock:
             if self._states[index - self.start] != _OPEN:
                 return False

@@ -1,4 +1,6 @@
-"""The index as a radix tree whose nodes are runs: consecutive blocks of one chain that are looked up and age together."""
+"""The index as a radix tree whose nodes are runs: consecutive blocks of one chain that are looked up and age
+together.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ __all__ = ["Run", "RunTree", "Step"]
 class Run:
     """A node: blocks `ids`, in chain order, `depth` being the place of the first in its chain.
 
-    When it was last used stands in `RunTree.used_s[number]`: never longer ago than for any child, since who touches a run touches
-    what it hangs on.
+    When it was last used stands in `RunTree.used_s[number]`: never longer ago than for any child, since who touches a
+    run touches what it hangs on.
     """
 
     __slots__ = ("children", "depth", "ids", "namespace", "number", "parent", "sequence")
@@ -100,7 +102,8 @@ class RunTree:
     def append(
         self, parent: Run | None, keys: bytes, *, namespace: int, sequence: bytes, depth: int, now_s: float
     ) -> tuple[Run, Ids]:
-        """New blocks after the whole of `parent` (None: at the root). A childless parent of the same sequence grows instead.
+        """New blocks after the whole of `parent` (None: at the root). A childless parent of the same sequence grows
+        instead.
 
         Returns the run that holds them and their ids. Columns other than `key` and `run` are at their start.
         """
@@ -139,10 +142,12 @@ class RunTree:
         return run
 
     def _key(self, block: np.int32) -> bytes:
-        return self.table.key[block].tobytes()
+        return bytes(self.table.key[block])
 
     def split(self, run: Run, at: int) -> Run:
-        """Cut `run` before its block `at`. `run` stays the head; returns the new tail, which takes the children over."""
+        """Cut `run` before its block `at`. `run` stays the head; returns the new tail, which takes the children
+        over.
+        """
         assert 0 < at < len(run), f"{run!r} cannot be cut at {at}"
         tail_ids = run.ids[at:].copy()
         run.ids = run.ids[:at].copy()
@@ -157,7 +162,9 @@ class RunTree:
         return tail
 
     def trim(self, run: Run, keep: int) -> Ids:
-        """Forget the blocks of a childless run from `keep` on (0: the whole run); returns their ids, not yet released."""
+        """Forget the blocks of a childless run from `keep` on (0: the whole run); returns their ids, not yet
+        released.
+        """
         assert not run.children, f"{run!r} has children"
         gone = run.ids[keep:]
         if keep:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+
+from kvterrace.engine import reclaim
 from kvterrace.engine.blocks import DramState
 from kvterrace.engine.core import Core
 from kvterrace.engine.ledger import WriteBatch
@@ -18,6 +20,7 @@ from kvterrace.format.record import (
     tombstone_nbytes_for,
 )
 from kvterrace.io.base import IoClass, IoFile, IoKind, IoRequest, IoResult
+from kvterrace.tiers.segments import NewFile
 from kvterrace.types import Hit
 
 __all__ = ["Writer"]
@@ -45,6 +48,7 @@ class Writer:
         self._sealing: set[int] = set()
         self._reclaiming: Segment | None = None
         self._carry: Transfer | None = None
+        self._removing = 0
         self._tombstones: list[tuple[bytes, bytes, int]] = []  # namespace digest, key, put-sequence
         self._resume_s = 0.0
         self.flushing = False
@@ -64,7 +68,7 @@ class Writer:
     def idle(self) -> bool:
         """Whether nothing is being written and, as far as writing is possible, nothing waits to be."""
         waits = (self._core.ledger.has_dirty or bool(self._tombstones)) and self._core.ledger.can_write
-        return not waits and not self._batches and not self._sealing and not self._creating
+        return not waits and not (self._batches or self._removing or self._sealing or self._creating)
 
     @property
     def pending(self) -> bool:
@@ -171,7 +175,9 @@ class Writer:
         core.engine.submit([IoRequest(IoKind.WRITE, IoClass.DEMOTION, file, offset, [memory], tag=on_result)])
 
     def _failed(self, segment: Segment, reason: str) -> None:
-        """A write did not succeed: take none for a while, and never again into this segment. Warned of once each time."""
+        """A write did not succeed: take none for a while, and never again into this segment. Warned of once each
+        time.
+        """
         ledger = self._core.ledger
         self._core.stats.ssd_write_failures += 1
         if ledger.can_write:
@@ -199,17 +205,6 @@ class Writer:
         core, segment = self._core, self._space.begin()
         created_ns = int(core.clock.unix_s() * 1e9)
 
-        def on_created(result: IoResult) -> None:
-            if result.crash is not None:
-                del self._space.segments[segment.number]
-                self._failed(segment, _why(result))
-                return
-            file, nonce, page = result.value  # type: ignore[misc]
-            self._files.created(segment.number, file, nonce)
-            core.engine.submit(
-                [IoRequest(IoKind.WRITE, IoClass.DEMOTION, file, 0, [page], tag=lambda result: on_headed(result))]
-            )
-
         def on_headed(result: IoResult) -> None:
             segment.state = SegmentState.OPEN
             if result.complete:
@@ -217,6 +212,16 @@ class Writer:
             else:
                 segment.state = SegmentState.SEALED  # empty: the next to be reclaimed
                 self._failed(segment, _why(result))
+
+        def on_created(result: IoResult) -> None:
+            if result.crash is not None:
+                del self._space.segments[segment.number]
+                self._failed(segment, _why(result))
+                return
+            assert isinstance(result.value, NewFile)
+            file, nonce, page = result.value.file, result.value.nonce, result.value.page
+            self._files.created(segment.number, file, nonce)
+            core.engine.submit([IoRequest(IoKind.WRITE, IoClass.DEMOTION, file, 0, [page], tag=on_headed)])
 
         core.engine.submit(
             [
@@ -240,8 +245,13 @@ class Writer:
         self._close_open()
 
     def _seal(self, segment: Segment) -> None:
-        """SYNC data, write footer and trailer, cut the file behind them, SYNC. A failure leaves it to a scan at the next open."""
+        """SYNC data, write footer and trailer, cut the file behind them, SYNC. A failure leaves it to a scan at the
+        next open.
+        """
         core, number = self._core, segment.number
+        if not segment.records:
+            self._remove(segment)  # made and never used
+            return
         file: IoFile = self._files.file(number)
         self._sealing.add(number)
         footer = self._files.footer(number, segment.used_nbytes)
@@ -283,7 +293,7 @@ class Writer:
     def _start_reclaim(self, now_s: float) -> None:
         if self._reclaiming is not None or self._sealing or self._space.in_state(SegmentState.SEALING):
             return
-        found = self._core.ledger.reclaim_candidate(now_s)
+        found = reclaim.choose(self._core.ledger, now_s)
         if found is None:
             return
         self._reclaiming, carry = found
@@ -304,13 +314,22 @@ class Writer:
         self._reclaiming = None
         self._core.stats.carried_blocks += sum(isinstance(outcome, Hit) for outcome in carry.outcomes)
         self._core.stats.reclaimed_segments += 1
-        ledger.reclaimed(segment, now_s)
-        number = segment.number
-        if any(other < number for other in self._space.segments):
+        reclaim.give_up(ledger, segment, now_s)
+        if any(other < segment.number for other in self._space.segments):
             self._tombstones.extend(segment.tombstones)
+        self._remove(segment)
+
+    def _remove(self, segment: Segment) -> None:
+        """Unlink the file of a segment that holds nothing any more; until that is done it counts towards the
+        capacity.
+        """
+        number = segment.number
+        segment.state = SegmentState.RECLAIMING
         self._files.forget(number)
+        self._removing += 1
 
         def on_removed(result: IoResult) -> None:
+            self._removing -= 1
             if result.crash is None or isinstance(result.crash, FileNotFoundError):
                 del self._space.segments[number]
                 return

@@ -1,8 +1,9 @@
 """What the store asks of a device: submit and poll, and a handful of calls on files.
 
-One engine serves one drive. `submit` never blocks; `poll` hands back what ended. A request's buffers belong to the engine
-from `submit` until its result was returned by `poll`: nobody else may touch them in between, since I/O in flight cannot be called back.
-Nothing here knows about records or segments; nothing above opens a file by itself.
+One engine serves one drive. `submit` never blocks; `poll` hands back what ended. A request's buffers belong to the
+engine
+from `submit` until its result was returned by `poll`: nobody else may touch them in between, since I/O in flight
+cannot be called back. Nothing here knows about records or segments; nothing above opens a file by itself.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ PAGE_NBYTES = 4096
 
 
 class IoKind(enum.Enum):
+    """What a request does."""
+
     READ = "read"
     WRITE = "write"
     #: Make what was written to the file so far durable (fdatasync).
@@ -60,11 +63,12 @@ class IoRequest:
         io_class: how urgent it is.
         file: None for CALL only.
         offset: byte offset in the file, a multiple of `PAGE_NBYTES`.
-        buffers: memory to fill or to write, one after the other from `offset` on (preadv, pwritev). Each starts on a page
-            boundary and is a multiple of `PAGE_NBYTES` long.
-        finish: run once on the thread that completed the operation, before the result is posted, with the result so far;
-            what it returns becomes `IoResult.value`. An exception that it raises becomes `IoResult.crash`. It must not block
-            on other I/O.
+        buffers: memory to fill or to write, one after the other from `offset` on (preadv, pwritev). Each starts on a
+            page boundary and is a multiple of `PAGE_NBYTES` long.
+        finish: run once on the thread that completed the operation, before the result is posted, with the result so
+            far;
+            what it returns becomes `IoResult.value`. An exception that it raises becomes `IoResult.crash`. It must
+            not block on other I/O.
         tag: the submitter's own, handed back untouched.
     """
 
@@ -81,8 +85,8 @@ class IoRequest:
 class IoResult:
     """How a request ended.
 
-    `nbytes` is what the device moved; less than asked with no `error` means a short read (end of file) or a short write.
-    An engine retries EINTR and partial transfers that still make progress; it never retries an error.
+    `nbytes` is what the device moved; less than asked with no `error` means a short read (end of file) or a short
+    write. An engine retries EINTR and partial transfers that still make progress; it never retries an error.
     """
 
     request: IoRequest
@@ -134,7 +138,9 @@ class IoEngine(Protocol):
         ...
 
     def create(self, path: Path, nbytes: int) -> IoFile:
-        """Make a new file (mode 0600, fails if it exists) with `nbytes` reserved on the drive, open for reading and writing."""
+        """Make a new file (mode 0600, fails if it exists) with `nbytes` reserved on the drive, open for reading and
+        writing.
+        """
         ...
 
     def open(self, path: Path) -> IoFile:
@@ -146,7 +152,9 @@ class IoEngine(Protocol):
         ...
 
     def read_now(self, file: IoFile, offset: int, buffer: Bytes) -> int:
-        """Read into `buffer` (page-aligned, as for READ) and wait for it; returns the bytes read, fewer at the end of the file."""
+        """Read into `buffer` (page-aligned, as for READ) and wait for it; returns the bytes read, fewer at the end of
+        the file.
+        """
         ...
 
     def truncate(self, file: IoFile, nbytes: int) -> None:
@@ -172,5 +180,7 @@ class IoEngine(Protocol):
         ...
 
     def close(self, timeout_s: float) -> bool:
-        """Wait for what is in flight, then stop the threads. False if something still hangs (then it leaks, untouched)."""
+        """Wait for what is in flight, then stop the threads. False if something still hangs (then it leaks,
+        untouched).
+        """
         ...

@@ -40,7 +40,8 @@ class EvictionPolicy(Protocol):
 class LruTailFirst:
     """Least recently used first; of one chain the tail before the head.
 
-    A touch goes from leaf to root, so that a run is always younger than what hangs on it: evicting the oldest run first, from its
+    A touch goes from leaf to root, so that a run is always younger than what hangs on it: evicting the oldest run
+    first, from its
     tail on, keeps every prefix whole. A doubly linked list in two dicts; every call is O(1) for each run.
     """
 

@@ -95,8 +95,8 @@ def _open_root(root: Path, created_unix_s: float) -> bytes:
         ) from error
     if version > FORMAT_VERSION:
         raise FormatVersionError(
-            f"{root} was written in store format {version}; this kvterrace reads up to {FORMAT_VERSION}: upgrade it, or "
-            "give another folder"
+            f"{root} was written in store format {version}; this kvterrace reads up to {FORMAT_VERSION}: upgrade it, "
+            "or give another folder"
         )
     return store_uuid
 
@@ -112,7 +112,7 @@ def _write_whole(path: Path, content: dict[str, object]) -> None:
         os.close(fd)
     with contextlib.suppress(FileExistsError):
         os.link(temporary, path)
-    os.unlink(temporary)
+    temporary.unlink()
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(folder)
@@ -130,8 +130,8 @@ def _lock(path: Path) -> int:
         if error.errno not in (errno.EAGAIN, errno.EACCES):
             raise
         raise StoreLockedError(
-            f"{path.parent} is being written by another process ({holder or 'unknown'}); close it, or give this one its own "
-            "partition or folder"
+            f"{path.parent} is being written by another process ({holder or 'unknown'}); close it, or give this one "
+            "its own partition or folder"
         ) from error
     os.ftruncate(fd, 0)
     os.pwrite(fd, f"pid {os.getpid()}\n".encode(), 0)

@@ -1,4 +1,6 @@
-"""The SSD tier's files: segments by number, opened, recovered, headed and sealed. Bytes only; what to keep is the ledger's word."""
+"""The SSD tier's files: segments by number, opened, recovered, headed and sealed. Bytes only; what to keep is the
+ledger's word.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,16 @@ from kvterrace.format.segment import (
 from kvterrace.io.base import IoEngine, IoFile
 from kvterrace.types import DeviceFailed
 
-__all__ = ["RecoveredSegment", "SegmentFiles", "footer_room_nbytes"]
+__all__ = ["NewFile", "RecoveredSegment", "SegmentFiles", "footer_room_nbytes"]
 
 _log = logging.getLogger(__name__)
 _NAME = re.compile(r"([0-9a-f]{8})\.seg")
 
 
 def footer_room_nbytes(records: int, namespaces: int) -> int:
-    """Bytes to keep free at the end of a segment for its footer and trailer. A tombstone record counts as 64 records."""
+    """Bytes to keep free at the end of a segment for its footer and trailer. A tombstone record counts as 64
+    records.
+    """
     return footer_nbytes_for(records, namespaces, 0) + PAGE_NBYTES
 
 
@@ -43,12 +47,22 @@ def footer_room_nbytes(records: int, namespaces: int) -> int:
 class RecoveredSegment:
     """A segment found at open: its number, what it takes of the drive, and what it holds.
 
-    A `BadSegment` holds nothing that can be believed and may be removed; None is not ours to touch, or could not be read.
+    A `BadSegment` holds nothing that can be believed and may be removed; None is not ours to touch, or could not be
+    read.
     """
 
     number: int
     file_nbytes: int
     contents: SegmentContents | BadSegment | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NewFile:
+    """A segment's file just made: its nonce, and its header page, not yet written."""
+
+    file: IoFile
+    nonce: bytes
+    page: Bytes
 
 
 class SegmentFiles:
@@ -84,17 +98,17 @@ class SegmentFiles:
         """A place, for messages."""
         return f"{self.path(number)}@{offset}"
 
-    def create(self, number: int, nbytes: int, created_unix_ns: int) -> tuple[IoFile, bytes, Bytes]:
+    def create(self, number: int, nbytes: int, created_unix_ns: int) -> NewFile:
         """Make the file of a new segment, with `nbytes` reserved. Blocks; runs on an engine's thread, touches no table.
 
-        Returns the file, the segment's nonce, and its header page, to be written at offset 0. Raises OSError.
+        The header page is still to be written at offset 0. Raises OSError.
         """
         nonce = os.urandom(16)
         page = _aligned_page()
         encode_segment_header(SegmentHeader(self._store_uuid, nonce, number, created_unix_ns, nbytes), page)
         file = self.engine.create(self.path(number), nbytes)
         self.engine.sync_folder(self.folder)
-        return file, nonce, page
+        return NewFile(file, nonce, page)
 
     def created(self, number: int, file: IoFile, nonce: bytes) -> None:
         """Enter a file from `create` into the tables."""
@@ -130,7 +144,8 @@ class SegmentFiles:
             self.forget(number)
 
     def recover(self) -> list[RecoveredSegment]:
-        """Read what the partition holds, in order of number, and open it for reading. Blocks; changes nothing on the drive.
+        """Read what the partition holds, in order of number, and open it for reading. Blocks; changes nothing on the
+        drive.
 
         Raises:
             FormatVersionError: a segment was written by a newer version.

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from kvterrace.errors import ConfigError, StoreClosedError, StoreUnusableError, UnsupportedModelError
+from kvterrace.errors import ConfigError, KVTerraceError, LayoutError, UnsupportedModelError
 from kvterrace.integrations.transformers.model import (
     cache_argument,
     check_cache,
@@ -26,18 +26,18 @@ from kvterrace.integrations.transformers.report import BlockFault, RestoreReport
 from kvterrace.integrations.transformers.views import block_parts
 from kvterrace.keys import KeyChain, Namespace, chain_keys
 from kvterrace.layout import KVLayout
-from kvterrace.types import Busy, Hit, Present, Stored, Tier
+from kvterrace.types import Hit, Present, Stored, Tier
 
 __all__ = ["PrefixCache"]
 
 _log = logging.getLogger("kvterrace.transformers")
 
-# Faults of the store that a request outlives: it computes what it did not get.
-_STORE_FAULTS = (StoreUnusableError, StoreClosedError, OSError)
+# Mistakes of the caller (or of this module); every other fault of the store a request outlives, by computing.
+_MISTAKES = (ConfigError, LayoutError, UnsupportedModelError)
 
-# Blocks handed over in one transfer, and how often a block that found no room is offered again.
+# Blocks handed over in one transfer: what is copied from an accelerator at a time.
 _PUT_BLOCKS = 32
-_PUT_TRIES = 4
+_SEQUENCE_NBYTES = 16
 _MAX_REPORTED_FAULTS = 8
 
 
@@ -148,7 +148,9 @@ class PrefixCache:
                 return cache, RestoreReport(length, 0, elapsed_s=time.monotonic() - began_s)
             tensors = self._allocate(len(rows), blocks)
             outcomes = self._read(chains, tensors, blocks, deadline_s)
-        except _STORE_FAULTS as error:
+        except _MISTAKES:
+            raise
+        except (KVTerraceError, OSError) as error:
             _log.warning("restore of %d tokens failed, they will be computed: %s", length, error)
             return cache, RestoreReport(length, 0, elapsed_s=time.monotonic() - began_s, error=str(error))
         good = min(_leading_hits(row) for row in outcomes)
@@ -220,7 +222,8 @@ class PrefixCache:
             input_ids: the tokens whose KV `cache` holds, prompt and answer; more tokens than the cache holds are
                 ignored (the last generated one was never fed).
             cache: a `DynamicCache` of this model.
-            sequence: the conversation or document, laid out together on the SSD; by default the first block's key.
+            sequence: the conversation or document, laid out together on the SSD: its first 16 bytes count; by default
+                the first block's key.
 
         Raises:
             ConfigError: rows of unequal length, padding, or fewer tokens than the cache holds.
@@ -243,8 +246,10 @@ class PrefixCache:
                 chain = self.chain(row)[:whole]
                 first = self._store.match(chain).blocks
                 tally.present += first
-                self._write(chain, tensors, number, first, sequence or chain.key(0), tally)
-        except _STORE_FAULTS as error:
+                self._write(chain, tensors, number, first, (sequence or chain.key(0))[:_SEQUENCE_NBYTES], tally)
+        except _MISTAKES:
+            raise
+        except (KVTerraceError, OSError) as error:
             _log.warning("storing %d tokens failed: %s", held, error)
             tally.error = str(error)
         return tally.report(time.monotonic() - began_s)
@@ -301,24 +306,16 @@ class PrefixCache:
     ) -> None:
         """Hand over blocks `first..` of one row, some at a time; stop at the first that is not taken: its heirs hang
         on it."""
-        tries = 0
         while first < len(chain):
             stop = min(len(chain), first + _PUT_BLOCKS)
             parts = self._host_parts(tensors, row, first, stop)
             outcomes = self._store.wait(self._store.put(chain, parts, start=first, stop=stop, sequence=sequence))
-            taken = 0
             for outcome in outcomes:
                 if not isinstance(outcome, (Stored, Present)):
-                    break
+                    tally.miss(row, first, len(chain) - first, outcome)
+                    return
                 tally.count(outcome)
-                taken += 1
-            first += taken
-            tries = 0 if taken else tries + 1
-            if first < stop and (not isinstance(outcomes[taken], Busy) or tries >= _PUT_TRIES):
-                tally.miss(row, first, len(chain) - first, outcomes[taken])
-                return
-            if first < stop:
-                time.sleep(0.01 * (tries + 1))
+                first += 1
 
     def _host_parts(self, tensors: Sequence[torch.Tensor], row: int, start: int, stop: int) -> list[Any]:
         width = self.layout.block_tokens

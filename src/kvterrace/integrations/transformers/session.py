@@ -17,7 +17,16 @@ from kvterrace.integrations.transformers.model import check_config
 from kvterrace.integrations.transformers.prefix import PrefixCache
 from kvterrace.integrations.transformers.report import RestoreReport
 
-__all__ = ["Generated", "check_context", "encode_prompt", "generate", "load_config", "load_model", "load_tokenizer"]
+__all__ = [
+    "Generated",
+    "check_context",
+    "encode_prompt",
+    "end_tokens",
+    "generate",
+    "load_config",
+    "load_model",
+    "load_tokenizer",
+]
 
 # What Transformers, tokenizers and safetensors raise over a folder that is not what it should be.
 _LOAD_ERRORS = (
@@ -98,13 +107,11 @@ class Generated:
 
     Attributes:
         tokens: the answer, without the end token's successors; `cache` holds prompt and answer less the last token.
-        first_logits: of the first token, `[vocabulary]`.
         ttft_s: seconds from the handed-over token ids to the first token.
         decode_s: seconds for the tokens after the first.
     """
 
     tokens: list[int]
-    first_logits: torch.Tensor
     restored: RestoreReport
     cache: Any
     ttft_s: float
@@ -121,35 +128,35 @@ def generate(
     seed: int = 0,
     on_restored: Callable[[RestoreReport], None] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
-    on_token: Callable[[int], None] | None = None,
+    on_token: Callable[[int, torch.Tensor], None] | None = None,
 ) -> Generated:
     """Restore what the store has of `ids`, compute the rest, and decode up to an end token. Stores nothing by itself.
 
     Args:
         temperature: 0 takes the likeliest token; above, samples with `seed`.
-        on_restored, on_progress, on_token: told as it goes: the restore, (tokens in the cache, of all), each new token.
+        on_restored, on_progress, on_token: told as it goes: the restore, (tokens in the cache, of all), each new token
+            with the logits `[vocabulary]` that it was taken from.
     """
     began_s = time.monotonic()
     cache, restored = prefix.restore([list(ids)])
     if on_restored is not None:
         on_restored(restored)
     logits = prefix.prefill([list(ids)], cache, on_progress=on_progress)
-    first_logits = logits[0]
     draw = torch.Generator().manual_seed(seed)
-    ends = _end_tokens(model)
-    token = _pick(first_logits, temperature, draw)
+    ends = end_tokens(model)
+    token = _pick(logits[0], temperature, draw)
     ttft_s = time.monotonic() - began_s
     answer = [token]
     if on_token is not None:
-        on_token(token)
+        on_token(token, logits[0])
     while token not in ends and len(answer) < max_new_tokens:
         logits = prefix.step(torch.tensor([[token]], device=model.device), cache)
         token = _pick(logits[0], temperature, draw)
         answer.append(token)
         if on_token is not None:
-            on_token(token)
+            on_token(token, logits[0])
     decode_s = time.monotonic() - began_s - ttft_s
-    return Generated(answer, first_logits, restored, cache, ttft_s, decode_s)
+    return Generated(answer, restored, cache, ttft_s, decode_s)
 
 
 def _pick(logits: torch.Tensor, temperature: float, draw: torch.Generator) -> int:
@@ -159,7 +166,8 @@ def _pick(logits: torch.Tensor, temperature: float, draw: torch.Generator) -> in
     return int(torch.multinomial(chances, 1, generator=draw))
 
 
-def _end_tokens(model: Any) -> frozenset[int]:
+def end_tokens(model: Any) -> frozenset[int]:
+    """Ids that end an answer of `model`."""
     ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     if ends is None:
         ends = getattr(model.config, "eos_token_id", None)
