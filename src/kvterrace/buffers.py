@@ -2,17 +2,20 @@
 
 A caller hands over KV in one of two forms, for `n` consecutive blocks:
 
-* one C-contiguous writable buffer of `n * layout.block_nbytes` bytes (blocks end to end, parts in order); or
-* one array for each part of the layout (or of the chosen layers), each with a leading dimension of `n` and any strides,
-  `array[b]` holding the part of block `b` with `part_nbytes` bytes. An engine's own tensors fit this through a strided view.
+* one C-contiguous buffer of `n * layout.block_nbytes` bytes (blocks end to end, parts in order): anything that offers
+  the buffer protocol; or
+* a sequence of one NumPy array for each part of the layout (or of the chosen layers), each with a leading dimension of
+  `n` and any strides, `array[b]` holding the part of block `b` with `part_nbytes` bytes. An engine's own tensors fit
+  this through a strided view.
 
 The library borrows these buffers until the transfer that uses them is done; it never keeps them.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -24,62 +27,123 @@ __all__ = ["BlockBuffers", "Bytes"]
 
 Bytes = npt.NDArray[np.uint8]
 
+_HOW_TO_VIEW = (
+    "view a torch tensor as tensor.numpy(), one of bfloat16 or float8 as tensor.view(torch.uint16 or uint8).numpy()"
+)
+
 
 class BlockBuffers:
     """`n` blocks of a caller's memory, part by part. Not thread-safe by itself; distinct blocks may be used at once."""
 
-    __slots__ = ("_arrays", "blocks", "parts")
+    __slots__ = ("_arrays", "_in_one_piece", "blocks", "parts")
 
-    def __init__(
-        self, layout: KVLayout, source: Any, blocks: int, *, layers: range | None = None, writable: bool = False
-    ) -> None:
-        """View `source` as `blocks` blocks.
+    def __init__(self, layout: KVLayout, source: Any, blocks: int, *, layers: range | None = None) -> None:
+        """View `source` as `blocks` blocks, in place: no byte of it is copied.
 
         Args:
             layers: the layers that `source` holds; None means all.
-            writable: the blocks will be written to.
 
         Raises:
-            LayoutError: the buffer is too small, not writable where it must be contiguous, or of the wrong shape.
+            LayoutError: the buffer has another size or shape, is no plain memory, or there are no such layers.
         """
         self.blocks = blocks
-        if layers is None:
-            layers = range(layout.layers)
-        if not len(layers) or layers.step != 1 or layers.start < 0 or layers.stop > layout.layers:
-            raise LayoutError(f"layers {layers} are not a consecutive part of 0..{layout.layers - 1}")
-        self.parts = range(layers.start * layout.parts_per_layer, layers.stop * layout.parts_per_layer)
+        self.parts = range(layout.parts) if layers is None else _parts_of(layout, layers)
         sizes = layout.part_nbytes[self.parts.start : self.parts.stop]
-        if isinstance(source, Sequence) and not isinstance(source, (bytes, bytearray, memoryview)):
-            self._arrays = _part_arrays(source, blocks, sizes)
-        else:
+        self._in_one_piece = not isinstance(source, Sequence) or _offers_memory(source)
+        if self._in_one_piece:
             self._arrays = _split_contiguous(source, blocks, sizes)
-        if writable and not all(array.flags.writeable for array in self._arrays):
-            raise LayoutError(
-                "the buffer to read into is not writable; give a writable one, e.g. a bytearray or an array"
-            )
+        else:
+            self._arrays = _part_arrays(source, blocks, sizes)
+
+    def require_writable(self) -> Self:
+        """These buffers, if every byte of every block is a place of its own that can be written: fit to read into.
+
+        Raises:
+            LayoutError: memory is read-only, or one byte of it would stand for two.
+        """
+        checked = set()
+        starts: dict[int, int] = {}
+        for number, array in enumerate(self._arrays):
+            if not array.flags.writeable:
+                raise LayoutError(
+                    f"the memory of part {number} is not writable; to read into it, give e.g. a bytearray or an array"
+                )
+            if self._in_one_piece or not array.size:
+                continue
+            form = (array.shape, array.strides, array.itemsize)
+            if form not in checked and not _is_injective(*form):
+                raise LayoutError(
+                    f"part array {number} overlaps itself in memory (shape {array.shape}, strides {array.strides} B); "
+                    "what is read into it would overwrite itself"
+                )
+            checked.add(form)
+            twin = starts.setdefault(array.__array_interface__["data"][0], number)
+            if twin != number:
+                raise LayoutError(f"part arrays {twin} and {number} are the same memory; one would overwrite the other")
+        return self
 
     def copy_in(self, block: int, part: int, slot: Bytes) -> None:
-        """Copy the caller's part of `block` into `slot` (exactly the part's bytes). `part` counts from `parts.start`."""
+        """Copy the caller's part of `block` into `slot` (exactly its bytes). `part` counts from `parts.start`."""
         array = self._arrays[part][block]
         np.copyto(slot.view(array.dtype).reshape(array.shape), array)
 
     def copy_out(self, block: int, part: int, slot: Bytes) -> None:
-        """Copy `slot` (exactly the part's bytes) into the caller's part of `block`."""
+        """Copy `slot` (exactly its bytes) into the caller's part of `block`. Only after `require_writable`."""
         array = self._arrays[part][block]
         np.copyto(array, slot.view(array.dtype).reshape(array.shape))
 
 
+def _parts_of(layout: KVLayout, layers: object) -> range:
+    if isinstance(layers, range) and layers.step == 1 and 0 <= layers.start < layers.stop <= layout.layers:
+        return range(layers.start * layout.parts_per_layer, layers.stop * layout.parts_per_layer)
+    raise LayoutError(f"layers must be a range of step 1 within 0..{layout.layers - 1}, not {layers!r}")
+
+
+def _offers_memory(source: object) -> bool:
+    """Whether `source` offers the buffer protocol (`collections.abc.Buffer`, from Python 3.12 on)."""
+    try:
+        memoryview(source).release()  # type: ignore[arg-type]  # that is the question
+    except TypeError:
+        return False
+    except (ValueError, BufferError):  # it does, in a format that a memoryview does not know
+        return True
+    return True
+
+
+def _is_injective(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
+    """Whether no two elements of such an array share a byte.
+
+    Holds where each axis steps over all that the axes of smaller stride span. That is true of every view that slices,
+    transposes, splits or merges the axes of an allocation: an engine's blocks may interleave. Of what can be built
+    with `as_strided` beyond that, even the few forms that do not overlap are taken to.
+    """
+    span = itemsize
+    for stride, length in sorted((abs(stride), length) for stride, length in zip(strides, shape, strict=True)):
+        if length > 1:
+            if stride < span:
+                return False
+            span += stride * (length - 1)
+    return True
+
+
 def _split_contiguous(source: Any, blocks: int, sizes: Sequence[int]) -> list[npt.NDArray[Any]]:
+    if isinstance(source, np.ndarray):
+        _require_plain(source.dtype, "the buffer")
     try:
         flat = np.frombuffer(source, dtype=np.uint8)
+        plain = "O" not in memoryview(source).format
     except (ValueError, TypeError, BufferError) as error:
-        raise LayoutError(f"a block buffer must be C-contiguous and offer the buffer protocol: {error}") from error
+        raise LayoutError(
+            f"a block buffer must be C-contiguous and offer the buffer protocol: {error}; {_HOW_TO_VIEW}"
+        ) from error
+    if not plain:
+        raise LayoutError("the buffer holds Python objects, not plain memory")
     want = blocks * sum(sizes)
     if flat.nbytes != want:
         raise LayoutError(f"{blocks} blocks of {sum(sizes)} B need a buffer of {want} B, not {flat.nbytes} B")
-    table = flat.reshape(blocks, sum(sizes)) if blocks else flat.reshape(0, sum(sizes))
-    edges = np.cumsum([0, *sizes])
-    return [table[:, a:b] for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    table = flat.reshape(blocks, sum(sizes))
+    edges = itertools.accumulate(sizes, initial=0)
+    return [table[:, a:b] for a, b in itertools.pairwise(edges)]
 
 
 def _part_arrays(source: Sequence[Any], blocks: int, sizes: Sequence[int]) -> list[npt.NDArray[Any]]:
@@ -87,7 +151,11 @@ def _part_arrays(source: Sequence[Any], blocks: int, sizes: Sequence[int]) -> li
         raise LayoutError(f"{len(source)} part arrays given, the layout asks for {len(sizes)}")
     arrays = []
     for number, (item, nbytes) in enumerate(zip(source, sizes, strict=True)):
-        array = np.asarray(item)
+        # Anything else would be converted to an array of its own: what is read into that is lost.
+        if not isinstance(item, np.ndarray):
+            raise LayoutError(f"part array {number} is a {type(item).__name__}, not a NumPy array; {_HOW_TO_VIEW}")
+        array = np.asarray(item)  # the same memory without the manners of a subclass
+        _require_plain(array.dtype, f"part array {number}")
         if array.ndim < 2 or array.shape[0] != blocks:
             raise LayoutError(
                 f"part array {number} has shape {array.shape}; its first dimension must be {blocks} blocks"
@@ -96,3 +164,9 @@ def _part_arrays(source: Sequence[Any], blocks: int, sizes: Sequence[int]) -> li
             raise LayoutError(f"part array {number} holds {array[0].nbytes} B a block, the layout asks for {nbytes} B")
         arrays.append(array)
     return arrays
+
+
+def _require_plain(dtype: np.dtype[Any], what: str) -> None:
+    """Refuse elements that are not their bytes: references, and structures, whose padding NumPy does not copy."""
+    if dtype.hasobject or dtype.names is not None:
+        raise LayoutError(f"{what} has dtype {dtype}; give numbers, e.g. a view as float16 or uint8")

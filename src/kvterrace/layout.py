@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
 
 from kvterrace.errors import LayoutError
 
@@ -21,9 +24,22 @@ DTYPE_NBYTES = {
 }
 
 _MAX_PARTS = 4096
+_MAX_INT = 2**32 - 1
+#: The least that each whole number of a layout can be.
+_AT_LEAST = {
+    "layers": 1,
+    "kv_heads": 1,
+    "head_dim": 1,
+    "block_tokens": 1,
+    "value_head_dim": 0,
+    "parts_per_layer": 1,
+    "tp_rank": 0,
+    "tp_size": 1,
+}
 
 
-@dataclass(frozen=True, slots=True)
+# No slots: sizes are asked for once for each block and part, and are kept in the instance's dictionary.
+@dataclass(frozen=True)
 class KVLayout:
     """The shape of one model's KV cache on one tensor-parallel rank.
 
@@ -39,7 +55,7 @@ class KVLayout:
         head_dim: elements per head of K, or of the fused part.
         dtype: element type, a key of `DTYPE_NBYTES`.
         block_tokens: tokens in a block.
-        value_head_dim: elements per head of V where it differs from K; 0 means the same.
+        value_head_dim: elements per head of V where it differs from K; 0 means the same, and is kept for it.
         parts_per_layer: 2 (K and V apart) or 1 (fused).
         attention: kind of attention, e.g. "full". Part of the identity, so that KV of one kind never passes as another.
         order: order of elements inside a part, e.g. "hnd" (heads, tokens, dim). Part of the identity.
@@ -59,17 +75,25 @@ class KVLayout:
     tp_size: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("layers", "kv_heads", "head_dim", "block_tokens", "tp_size"):
+        for name, low in _AT_LEAST.items():
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise LayoutError(f"layout: {name} must be a whole number of at least 1, not {value!r}")
+            whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+            if not whole or not low <= value <= _MAX_INT:
+                raise LayoutError(f"layout: {name} must be a whole number in {low}..2**32-1, not {value!r}")
+            object.__setattr__(self, name, int(value))
+        for name in ("dtype", "attention", "order"):
+            value = getattr(self, name)
+            if not isinstance(value, str):
+                raise LayoutError(f"layout: {name} must be text, not {value!r}")
         if self.dtype not in DTYPE_NBYTES:
             raise LayoutError(f"layout: dtype {self.dtype!r} is unknown; known: {', '.join(DTYPE_NBYTES)}")
         if self.parts_per_layer not in (1, 2):
             raise LayoutError(f"layout: parts_per_layer must be 1 or 2, not {self.parts_per_layer!r}")
-        if self.value_head_dim < 0 or (self.value_head_dim and self.parts_per_layer == 1):
-            raise LayoutError(f"layout: value_head_dim {self.value_head_dim} needs parts_per_layer 2 and no sign")
-        if not 0 <= self.tp_rank < self.tp_size:
+        if self.value_head_dim and self.parts_per_layer == 1:
+            raise LayoutError(f"layout: value_head_dim {self.value_head_dim} needs parts_per_layer 2")
+        if self.value_head_dim == self.head_dim:  # one geometry, one identity
+            object.__setattr__(self, "value_head_dim", 0)
+        if self.tp_rank >= self.tp_size:
             raise LayoutError(f"layout: tp_rank {self.tp_rank} is not in 0..{self.tp_size - 1}")
         if self.parts > _MAX_PARTS:
             raise LayoutError(f"layout: {self.parts} parts a block; at most {_MAX_PARTS} are supported")
@@ -92,13 +116,13 @@ class KVLayout:
             return (key,)
         return (key, (self.kv_heads, self.block_tokens, self.value_head_dim or self.head_dim))
 
-    @property
+    @cached_property
     def part_nbytes(self) -> tuple[int, ...]:
         """Bytes of each part of a block, in order."""
         one = tuple(heads * tokens * dim * self.itemsize for heads, tokens, dim in self.part_shapes)
         return one * self.layers
 
-    @property
+    @cached_property
     def block_nbytes(self) -> int:
         """Bytes of a block: `block_tokens * nbytes_per_token`."""
         return sum(self.part_nbytes)

@@ -1,5 +1,8 @@
 """A caller's memory is read and written in place, bit by bit, whatever its strides; what does not fit is refused."""
 
+import array
+import ctypes
+import mmap
 from typing import Any
 
 import numpy as np
@@ -68,7 +71,16 @@ def test_contiguous_blocks_lie_end_to_end_parts_in_order() -> None:
         assert read(buffers, LAYOUT, block) == data[block * size : (block + 1) * size].tobytes()
 
 
-@pytest.mark.parametrize("form", [bytearray, memoryview, lambda data: data.view(np.float16).reshape(BLOCKS, -1)])
+@pytest.mark.parametrize(
+    "form",
+    [
+        bytearray,
+        memoryview,
+        lambda data: data.view(np.float16).reshape(BLOCKS, -1),
+        lambda data: array.array("B", data.tobytes()),
+        lambda data: (ctypes.c_uint16 * (data.size // 2)).from_buffer(data),
+    ],
+)
 def test_contiguous_memory_of_any_kind_is_written_in_place(form: Any) -> None:
     source = form(random_bytes(BLOCKS * LAYOUT.block_nbytes))
     fresh = random_bytes(LAYOUT.block_nbytes, seed=1)
@@ -140,7 +152,7 @@ def test_any_strides_round_trip_every_bit_and_touch_no_other(
         assert view.shape == shape
         arrays.append(view)
         memories.append(stored)
-    buffers = BlockBuffers(layout, arrays, blocks)
+    buffers = BlockBuffers(layout, arrays, blocks).require_writable()
     for block in range(blocks):
         data = random_bytes(layout.block_nbytes, seed=block)  # holds NaNs of every kind
         write(buffers, layout, block, data)
@@ -174,8 +186,8 @@ def test_parts_of_another_number_shape_or_size_are_refused() -> None:
         BlockBuffers(LAYOUT, [arrays[0], arrays[0], *arrays[2:]], BLOCKS)
 
 
-@pytest.mark.parametrize("layers", [range(0), range(2, 4), range(-1, 2), range(0, 3, 2)])
-def test_layers_that_the_layout_lacks_are_refused(layers: range) -> None:
+@pytest.mark.parametrize("layers", [range(0), range(2, 4), range(-1, 2), range(0, 3, 2), (0,), [0, 1], 1, slice(0, 1)])
+def test_layers_that_the_layout_lacks_are_refused(layers: Any) -> None:
     with pytest.raises(LayoutError, match="layers"):
         BlockBuffers(LAYOUT, engine_cache(LAYOUT), BLOCKS, layers=layers)
 
@@ -183,3 +195,158 @@ def test_layers_that_the_layout_lacks_are_refused(layers: range) -> None:
 def test_no_blocks_need_no_memory() -> None:
     assert BlockBuffers(LAYOUT, b"", 0).blocks == 0
     assert BlockBuffers(LAYOUT, [array[:0] for array in engine_cache(LAYOUT)], 0).blocks == 0
+
+
+def test_memory_of_a_map_is_contiguous() -> None:
+    with mmap.mmap(-1, BLOCKS * LAYOUT.block_nbytes) as memory:
+        buffers = BlockBuffers(LAYOUT, memory, BLOCKS).require_writable()
+        fresh = random_bytes(LAYOUT.block_nbytes)
+        write(buffers, LAYOUT, 4, fresh)
+        assert memory[4 * LAYOUT.block_nbytes :] == fresh.tobytes()
+        del buffers
+
+
+class LooksLikeATensor:
+    """What `numpy.asarray` would make a copy of."""
+
+    def __init__(self, data: npt.NDArray[Any]) -> None:
+        self._data = data
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> npt.NDArray[Any]:
+        return self._data.copy()
+
+
+@pytest.mark.parametrize("convert", [lambda part: part.tolist(), LooksLikeATensor, lambda part: part.tobytes()])
+def test_parts_that_would_be_copied_are_refused_saying_how_to_view_them(convert: Any) -> None:
+    arrays: list[Any] = list(engine_cache(LAYOUT))
+    arrays[2] = convert(arrays[2])
+    with pytest.raises(LayoutError, match=r"part array 2 is a \w+, not a NumPy array; .*numpy\(\).*bfloat16.*uint16"):
+        BlockBuffers(LAYOUT, arrays, BLOCKS)
+
+
+def test_a_bare_tensor_is_refused_saying_how_to_view_it() -> None:
+    with pytest.raises(LayoutError, match=r"numpy\(\).*bfloat16.*uint16"):
+        BlockBuffers(LAYOUT, LooksLikeATensor(slot(BLOCKS * LAYOUT.block_nbytes)), BLOCKS)
+
+
+def test_a_subclass_is_taken_for_its_memory() -> None:
+    arrays = engine_cache(LAYOUT)
+    masked = [np.ma.MaskedArray(part, mask=True) for part in arrays]
+    data = random_bytes(LAYOUT.block_nbytes)
+    write(BlockBuffers(LAYOUT, masked, BLOCKS).require_writable(), LAYOUT, 1, data)
+    assert b"".join(part[1].tobytes() for part in arrays) == data.tobytes()
+
+
+#: Their elements are not their bytes: references, and structures whose padding a copy leaves out.
+NOT_PLAIN = [np.dtype(object), np.dtype([("a", object)]), np.dtype([("a", "u1"), ("b", "u4")], align=True)]
+
+
+@pytest.mark.parametrize("dtype", NOT_PLAIN, ids=str)
+def test_elements_that_are_not_their_bytes_are_refused(dtype: np.dtype[Any]) -> None:
+    layout = KVLayout(1, 1, 16, "int8", 1, parts_per_layer=1)
+    count = 16 // dtype.itemsize
+    with pytest.raises(LayoutError, match=r"part array 0 has dtype"):
+        BlockBuffers(layout, [np.zeros((BLOCKS, count), dtype)], BLOCKS)
+    with pytest.raises(LayoutError, match="buffer has dtype"):
+        BlockBuffers(layout, np.zeros((BLOCKS, count), dtype), BLOCKS)
+    if dtype.hasobject:
+        with pytest.raises(LayoutError, match="Python objects"):
+            BlockBuffers(layout, np.zeros((BLOCKS, count), dtype).data, BLOCKS)
+
+
+def test_fortran_order_is_not_contiguous() -> None:
+    shape = (BLOCKS, LAYOUT.block_nbytes)
+    with pytest.raises(LayoutError, match="contiguous"):
+        BlockBuffers(LAYOUT, np.zeros(shape, np.uint8, order="F"), BLOCKS)
+
+
+def test_to_read_into_memory_it_must_be_writable() -> None:
+    data = bytes(BLOCKS * LAYOUT.block_nbytes)
+    buffers = BlockBuffers(LAYOUT, bytearray(data), BLOCKS)
+    assert buffers.require_writable() is buffers
+    with pytest.raises(LayoutError, match="part 0 is not writable"):
+        BlockBuffers(LAYOUT, data, BLOCKS).require_writable()
+    arrays = engine_cache(LAYOUT)
+    BlockBuffers(LAYOUT, arrays, BLOCKS).require_writable()
+    arrays[3].flags.writeable = False
+    with pytest.raises(LayoutError, match="part 3 is not writable"):
+        BlockBuffers(LAYOUT, arrays, BLOCKS).require_writable()
+
+
+ONE_PART = KVLayout(1, 2, 4, "float16", 2, parts_per_layer=1)
+AS_STRIDED = np.lib.stride_tricks.as_strided
+
+
+@pytest.mark.parametrize(
+    "strides",
+    [
+        (0, 16, 8, 2),  # all blocks in one place
+        (16, 16, 8, 2),  # a block begins inside the one before
+        (30, 16, 8, 2),  # ... by one element
+        (32, 16, 8, 0),  # a row of one element
+        (32, 16, 8, 1),  # elements overlap by a byte
+        (-16, 16, 8, 2),  # backwards
+        (8, 80, 8, 2),  # blocks interleave, a token apart
+    ],
+)
+def test_memory_that_stands_for_two_places_can_be_stored_but_not_read_into(strides: tuple[int, ...]) -> None:
+    memory = np.zeros(4096, np.uint8)[2048:].view(np.float16)
+    array = AS_STRIDED(memory, (BLOCKS, 2, 2, 4), strides)
+    buffers = BlockBuffers(ONE_PART, [array], BLOCKS)
+    assert len(read(buffers, ONE_PART, 0)) == ONE_PART.block_nbytes
+    with pytest.raises(LayoutError, match="part array 0 overlaps itself"):
+        buffers.require_writable()
+
+
+def test_a_stride_that_no_element_follows_does_not_matter() -> None:
+    array = AS_STRIDED(np.zeros(64, np.float16), (1, 2, 2, 4), (0, 16, 8, 2))
+    BlockBuffers(ONE_PART, [array], 1).require_writable()
+
+
+def test_blocks_may_interleave_in_an_engines_memory() -> None:
+    heads, tokens, dim = 2, BLOCKS * 2 + 3, 4
+    cache = np.zeros((heads, tokens, dim), np.float16)
+    view = AS_STRIDED(cache, (BLOCKS, heads, 2, dim), (2 * dim * 2, tokens * dim * 2, dim * 2, 2))
+    BlockBuffers(ONE_PART, [view], BLOCKS).require_writable()
+    both = np.zeros((BLOCKS, 2, heads, 2, dim), np.float16)  # K and V of a block side by side
+    two_parts = KVLayout(1, heads, dim, "float16", 2)
+    BlockBuffers(two_parts, [both[:, 0], both[:, 1]], BLOCKS).require_writable()
+
+
+def test_one_array_for_two_parts_can_be_stored_but_not_read_into() -> None:
+    layout = KVLayout(1, 2, 4, "float16", 2)
+    array = np.zeros((BLOCKS, 2, 2, 4), np.float16)
+    buffers = BlockBuffers(layout, [array, array[:]], BLOCKS)
+    with pytest.raises(LayoutError, match="part arrays 0 and 1 are the same memory"):
+        buffers.require_writable()
+
+
+@given(
+    shape=st.lists(st.integers(1, 4), min_size=1, max_size=3),
+    strides=st.lists(st.integers(-12, 12), min_size=3, max_size=3),
+    blocks=st.integers(1, 3),
+    block_stride=st.integers(-40, 40),
+)
+def test_nothing_that_overlaps_is_read_into(
+    shape: list[int], strides: list[int], blocks: int, block_stride: int
+) -> None:
+    """Against the definition: the addresses of all bytes."""
+    elements = int(np.prod(shape))
+    layout = KVLayout(1, 1, elements, "float16", 1, parts_per_layer=1)
+    memory = np.zeros(1000, np.uint8)[500:].view(np.uint16)
+    array = AS_STRIDED(memory, (blocks, *shape), (block_stride, *strides[: len(shape)]))
+    places = np.zeros(1, np.int64)
+    for length, stride in zip(array.shape, array.strides, strict=True):
+        places = np.add.outer(places, np.arange(length) * stride).ravel()
+    touched = np.add.outer(places, np.arange(2)).ravel()
+    overlaps = len(np.unique(touched)) < len(touched)
+    try:
+        BlockBuffers(layout, [array], blocks).require_writable()
+    except LayoutError:
+        return
+    assert not overlaps
+
+
+def test_no_blocks_overlap_nothing() -> None:
+    empty = np.zeros((0, 2, 2, 4), np.float16)
+    BlockBuffers(KVLayout(1, 2, 4, "float16", 2), [empty, empty], 0).require_writable()

@@ -216,6 +216,9 @@ def test_a_chain_is_read_by_index_and_cut_at_its_end() -> None:
     for cut in (slice(1, None), slice(None, None, 2)):
         with pytest.raises(IndexError, match="chain"):
             chain[cut]
+    index: Any = 0
+    with pytest.raises(TypeError, match=r"chain\.key\(0\)"):
+        chain[index]
 
 
 def test_a_chain_of_no_whole_block_is_empty() -> None:
@@ -227,7 +230,21 @@ def test_a_chain_of_no_whole_block_is_empty() -> None:
 
 @pytest.mark.parametrize(
     "tokens",
-    [[-1, 2, 3, 4], [2**32, 1, 2, 3], [1.0, 2.0, 3.0, 4.0], [True, False, True, True], [[1, 2], [3, 4]], 7, ["1", "2"]],
+    [
+        [-1, 2, 3, 4],
+        [2**32, 1, 2, 3],
+        [2**64, 1, 2, 3],
+        [1.0, 2.0, 3.0, 4.0],
+        [1, 2.0, 3, 4],
+        [True, False, True, True],
+        [[1, 2], [3, 4]],
+        [[1, 2], [3]],
+        [None, 1],
+        7,
+        ["1", "2"],
+        "1234",
+        None,
+    ],
 )
 def test_tokens_that_are_no_token_ids_are_refused(tokens: Any) -> None:
     with pytest.raises(ConfigError, match="token"):
@@ -240,14 +257,65 @@ def test_extras_are_one_for_each_whole_block(extra: list[bytes]) -> None:
         chain_keys(NAMESPACE, TOKENS, extra=extra)
 
 
-@pytest.mark.parametrize("changes", [{"model": ""}, {"epoch": -1}, {"epoch": 2**32}])
+@pytest.mark.parametrize(
+    "extra", ["lora", bytearray(b"ab"), memoryview(b"ab"), ["a", "b"], [b"a", bytearray(b"b")], [1, 2], None, 7]
+)
+def test_an_extra_that_is_not_bytes_is_refused(extra: Any) -> None:
+    with pytest.raises(ConfigError, match=r"extra.* must be bytes"):
+        chain_keys(NAMESPACE, TOKENS, extra=extra)
+
+
+@pytest.mark.parametrize("salt", ["salt", bytearray(b"salt"), None, 7])
+def test_a_salt_that_is_not_bytes_is_refused(salt: Any) -> None:
+    with pytest.raises(ConfigError, match="salt must be bytes"):
+        chain_keys(NAMESPACE, TOKENS, salt=salt)
+
+
+def test_bytes_of_numpy_keep_their_zeros() -> None:
+    extra = np.bytes_(b"lora\0\0")
+    assert chain_keys(NAMESPACE, TOKENS, extra=extra) == chain_keys(NAMESPACE, TOKENS, extra=bytes(extra))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": ""},
+        *({"epoch": value} for value in (-1, 2**32, True, 1.5, 1.0, "1", None, np.float64(1))),
+        *(
+            {field: value}
+            for field in ("model", "codec", "numerics", "tenant")
+            for value in (None, 7, b"bytes", "half a pair \ud800")
+        ),
+        *({"layout": value} for value in (None, {}, asdict(LAYOUT))),
+    ],
+)
 def test_a_namespace_that_cannot_be_is_refused_naming_the_field(changes: dict[str, Any]) -> None:
     (field,) = changes
     with pytest.raises(ConfigError, match=field):
         replace(NAMESPACE, **changes)
 
 
-def test_a_chain_is_whole_keys_and_a_root() -> None:
-    for root, data in ((bytes(KEY_NBYTES), b"short"), (b"short", bytes(KEY_NBYTES))):
-        with pytest.raises(ConfigError):
-            KeyChain(NAMESPACE, root, data)
+@pytest.mark.parametrize("kind", [np.int64, np.uint8])
+def test_an_epoch_of_numpy_is_the_same_epoch(kind: Any) -> None:
+    namespace = replace(NAMESPACE, epoch=kind(3))
+    assert namespace.digest == replace(NAMESPACE, epoch=3).digest
+    assert type(namespace.epoch) is int
+
+
+def test_values_as_wide_as_keys_give_the_keys_of_the_layout_that_does_not_say_so() -> None:
+    assert list(other_layout(value_head_dim=LAYOUT.head_dim)) == list(VARIANTS["plain"])
+
+
+@pytest.mark.parametrize(
+    ("root", "data", "message"),
+    [
+        (bytes(KEY_NBYTES), b"short", "data is 5 bytes"),
+        (b"short", bytes(KEY_NBYTES), "root is 5 bytes"),
+        (bytes(KEY_NBYTES), bytearray(KEY_NBYTES), "data must be bytes, not a bytearray"),
+        ("r" * KEY_NBYTES, b"", "root must be bytes, not a str"),
+    ],
+    ids=["short data", "short root", "bytearray", "text"],
+)
+def test_a_chain_is_whole_keys_and_a_root(root: Any, data: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        KeyChain(NAMESPACE, root, data)

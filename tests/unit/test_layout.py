@@ -1,7 +1,11 @@
 """Sizes follow from geometry (R1); what cannot be is refused, naming the field."""
 
+import copy
+import pickle
+from dataclasses import asdict, fields, replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -75,21 +79,25 @@ def test_sizes_add_up(layers: int, heads: int, dim: int, dtype: str, tokens: int
 GOOD: dict[str, Any] = {"layers": 2, "kv_heads": 2, "head_dim": 8, "dtype": "float16", "block_tokens": 4}
 
 
+NOT_WHOLE: list[Any] = [-1, 2.0, 0.5, True, None, "1", [1], 2**32, 1j, np.float64(2), np.bool_(True), np.int8(-1)]
+NOT_TEXT: list[Any] = [None, 1, b"full", ["float16"], {}]
+WHOLE_NUMBERS = [field.name for field in fields(KVLayout) if field.type == "int"]
+TEXTS = [field.name for field in fields(KVLayout) if field.type == "str"]
+
+
+def test_every_field_is_a_whole_number_or_text() -> None:
+    assert len(WHOLE_NUMBERS) + len(TEXTS) == len(fields(KVLayout))
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        *(
-            (field, value)
-            for field in ("layers", "kv_heads", "head_dim", "block_tokens")
-            for value in (0, -1, 2.0, True)
-        ),
+        *((field, value) for field in WHOLE_NUMBERS for value in NOT_WHOLE),
+        *((field, 0) for field in ("layers", "kv_heads", "head_dim", "block_tokens", "parts_per_layer", "tp_size")),
+        *((field, value) for field in TEXTS for value in NOT_TEXT),
         ("dtype", "float7"),
         ("dtype", ""),
-        ("parts_per_layer", 0),
         ("parts_per_layer", 3),
-        ("value_head_dim", -1),
-        ("tp_size", 0),
-        ("tp_rank", -1),
         ("tp_rank", 1),
     ],
 )
@@ -108,3 +116,32 @@ def test_a_block_has_a_bounded_number_of_parts() -> None:
     assert KVLayout(**{**GOOD, "layers": 2048}).parts == 4096
     with pytest.raises(LayoutError, match="4096"):
         KVLayout(**{**GOOD, "layers": 2049})
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint8])
+def test_whole_numbers_of_numpy_become_plain(kind: type[np.integer[Any]]) -> None:
+    values: dict[str, Any] = {"value_head_dim": 4, "parts_per_layer": 2, "tp_rank": 1, "tp_size": 2, **GOOD}
+    plain = KVLayout(**values)
+    converted: dict[str, Any] = {name: value if name == "dtype" else kind(value) for name, value in values.items()}
+    layout = KVLayout(**converted)
+    assert layout == plain
+    assert all(type(getattr(layout, name)) is int for name in WHOLE_NUMBERS)
+    assert type(layout.block_nbytes) is int
+
+
+def test_values_as_wide_as_keys_are_one_layout_however_they_are_written() -> None:
+    assert KVLayout(**GOOD, value_head_dim=8) == KVLayout(**GOOD)
+    assert KVLayout(**GOOD, value_head_dim=8).value_head_dim == 0
+
+
+def test_sizes_are_worked_out_once_and_are_no_part_of_the_identity() -> None:
+    layout, fresh = KVLayout(**GOOD), KVLayout(**GOOD)
+    assert layout.part_nbytes is layout.part_nbytes
+    assert layout.block_nbytes is layout.block_nbytes
+    assert layout == fresh and hash(layout) == hash(fresh) and repr(layout) == repr(fresh)
+    assert asdict(layout) == asdict(fresh)
+    assert set(asdict(layout)) == {field.name for field in fields(KVLayout)}
+    for again in (copy.copy(layout), copy.deepcopy(fresh), pickle.loads(pickle.dumps(layout))):
+        assert again == layout and again.part_nbytes == layout.part_nbytes
+    wider = replace(layout, head_dim=16)
+    assert wider.block_nbytes == sum(wider.part_nbytes) == 2 * layout.block_nbytes
