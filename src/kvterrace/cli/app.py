@@ -1,6 +1,7 @@
 """The command line's frame: options, exit statuses, errors. What a command does lies in a module of its own.
 
-Exit statuses: 0 done; 1 the demo's check failed; 2 bad input or an unusable store, one line on stderr; 130 interrupted.
+Exit statuses: 0 done; 1 the demo's or verify's check failed; 2 bad input or an unusable store, one line on stderr;
+130 interrupted.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Annotated
 import typer
 
 from kvterrace import __version__
+from kvterrace.cli import bench, inspect, verify
 from kvterrace.cli.console import fail
 from kvterrace.errors import KVTerraceError
 
@@ -90,6 +92,11 @@ def demo(
 
     if not run(tokens=tokens, store=store, json_file=json_file):
         raise typer.Exit(1)
+
+
+app.command("inspect")(inspect.command)
+app.command("verify")(verify.command)
+app.add_typer(bench.app, name="bench")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

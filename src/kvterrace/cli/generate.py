@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -16,6 +17,9 @@ from kvterrace.cli.console import human_nbytes, stderr, write_json
 from kvterrace.engine.counters import StoreStats
 from kvterrace.errors import ConfigError, StoreUnusableError
 from kvterrace.store import Store, open_store
+
+if TYPE_CHECKING:
+    from kvterrace.integrations.transformers.report import StoreReport
 
 __all__ = ["GenerateOptions", "run"]
 
@@ -51,6 +55,9 @@ def run(options: GenerateOptions) -> None:
     text = "\n".join(_read_prompt(path) for path in options.prompt_files)
     if not text.strip():
         raise ConfigError(f"{', '.join(map(str, options.prompt_files))}: the prompt is empty: give a file with text")
+    # Before torch loads its OpenMP: threads that spin take the cores from those of the store (4 s, not 0.3 s, for a
+    # first token on 2 busy cores).
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     with stderr.status("loading Transformers"):
         # Here, not above: `kvterrace --version` shall not wait for torch, and must work without it.
         from kvterrace.integrations.transformers import session
@@ -82,11 +89,16 @@ def _answer(
         prefix = PrefixCache(store, model, on_progress=told)
     load_s = time.monotonic() - load_began_s
     stream = _Stream(tokenizer)
+    kept: list[StoreReport] = []
     with _progress("computing prompt") as told:
 
         def first_or_next(token: int, _logits: object) -> None:
             told(len(ids), len(ids))
             stream.push(token)
+
+        def keep_prompt(cache: object) -> None:
+            # Before the answer, which may be long, or interrupted.
+            kept.append(prefix.store([ids], cache))
 
         made = session.generate(
             prefix,
@@ -97,9 +109,10 @@ def _answer(
             seed=options.seed,
             on_progress=told,
             on_token=first_or_next,
+            on_prefilled=keep_prompt,
         )
     answer = stream.end()
-    kept = prefix.store([ids + made.tokens], made.cache)
+    kept.append(prefix.store([ids + made.tokens], made.cache))
     flushed = store.flush(_FLUSH_S)
     stats = store.stats()
     restored = made.restored
@@ -116,11 +129,11 @@ def _answer(
         "ttft_s": made.ttft_s,
         "decode_s": made.decode_s,
         "load_s": load_s,
-        "stored_blocks": kept.stored_blocks,
-        "present_blocks": kept.present_blocks,
-        "missed_blocks": kept.missed_blocks,
-        "stored_nbytes": kept.nbytes,
-        "unsaved": kept.error or ("" if flushed else _why_unsaved(stats)),
+        "stored_blocks": sum(part.stored_blocks for part in kept),
+        "present_blocks": kept[0].present_blocks,
+        "missed_blocks": kept[-1].missed_blocks,
+        "stored_nbytes": sum(part.nbytes for part in kept),
+        "unsaved": kept[-1].error or ("" if flushed else _why_unsaved(stats)),
         "faults": [str(fault) for fault in restored.faults] + ([restored.error] if restored.error else []),
         "ssd_read_nbytes": stats.ssd_read_nbytes,
         "ssd_written_nbytes": stats.ssd_written_nbytes,
@@ -134,11 +147,14 @@ def _tell(report: dict[str, Any], tiers: dict[str, int]) -> None:
     found = ", ".join(f"{count} from {tier.upper()}" for tier, count in tiers.items()) or "0 restored"
     stderr.print(
         f"prompt {report['prompt_tokens']} tokens: {found}, {report['recomputed_tokens']} computed; "
-        f"first token after {report['ttft_s']:.2f} s"
+        f"first token after {report['ttft_s']:.2f} s",
+        soft_wrap=True,
     )
     restored, read = human_nbytes(report["restored_nbytes"]), human_nbytes(report["ssd_read_nbytes"])
     stored, written = human_nbytes(report["stored_nbytes"]), human_nbytes(report["ssd_written_nbytes"])
-    stderr.print(f"moved: {restored} restored ({read} read from SSD), {stored} stored ({written} written to SSD)")
+    stderr.print(
+        f"moved: {restored} restored ({read} read from SSD), {stored} stored ({written} written to SSD)", soft_wrap=True
+    )
     if report["missed_blocks"]:
         stderr.print(f"{report['missed_blocks']} blocks found no room: raise --dram and --ssd")
     for fault in report["faults"]:

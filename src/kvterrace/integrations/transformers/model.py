@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from kvterrace.errors import UnsupportedModelError
 from kvterrace.layout import DTYPE_NBYTES, KVLayout
@@ -237,7 +238,7 @@ def check_config(config: Any) -> None:
     name = _name(config)
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModelError(f"{name}: is_encoder_decoder=True: encoder-decoder models are not supported")
-    if not getattr(config, "is_decoder", True):
+    if name in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not getattr(config, "is_decoder", True):
         raise UnsupportedModelError(f"{name}: is_decoder=False: only causal models have KV that a prefix decides")
     if config.get_text_config(decoder=True) is not config:
         raise UnsupportedModelError(

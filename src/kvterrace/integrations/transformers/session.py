@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from kvterrace.errors import ConfigError
@@ -29,16 +30,7 @@ __all__ = [
 ]
 
 # What Transformers, tokenizers and safetensors raise over a folder that is not what it should be.
-_LOAD_ERRORS = (
-    OSError,
-    ValueError,
-    KeyError,
-    TypeError,
-    AttributeError,
-    RuntimeError,
-    ImportError,
-    NotImplementedError,
-)
+_LOAD_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, ImportError, SafetensorError)
 
 
 def load_config(folder: Path) -> Any:
@@ -129,6 +121,7 @@ def generate(
     on_restored: Callable[[RestoreReport], None] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
     on_token: Callable[[int, torch.Tensor], None] | None = None,
+    on_prefilled: Callable[[Any], None] | None = None,
 ) -> Generated:
     """Restore what the store has of `ids`, compute the rest, and decode up to an end token. Stores nothing by itself.
 
@@ -136,6 +129,7 @@ def generate(
         temperature: 0 takes the likeliest token; above, samples with `seed`.
         on_restored, on_progress, on_token: told as it goes: the restore, (tokens in the cache, of all), each new token
             with the logits `[vocabulary]` that it was taken from.
+        on_prefilled: given the cache when it holds the whole prompt and the first token was told: the time to store it.
     """
     began_s = time.monotonic()
     cache, restored = prefix.restore([list(ids)])
@@ -149,14 +143,16 @@ def generate(
     answer = [token]
     if on_token is not None:
         on_token(token, logits[0])
+    if on_prefilled is not None:
+        on_prefilled(cache)
+    decode_began_s = time.monotonic()
     while token not in ends and len(answer) < max_new_tokens:
         logits = prefix.step(torch.tensor([[token]], device=model.device), cache)
         token = _pick(logits[0], temperature, draw)
         answer.append(token)
         if on_token is not None:
             on_token(token, logits[0])
-    decode_s = time.monotonic() - began_s - ttft_s
-    return Generated(answer, restored, cache, ttft_s, decode_s)
+    return Generated(answer, restored, cache, ttft_s, decode_s=time.monotonic() - decode_began_s)
 
 
 def _pick(logits: torch.Tensor, temperature: float, draw: torch.Generator) -> int:
