@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
@@ -29,7 +31,7 @@ from kvterrace.handles import Match, Pin
 from kvterrace.io.base import IoEngine
 from kvterrace.io.posix import PosixEngine
 from kvterrace.keys import KeyChain
-from kvterrace.shutdown import flush_at_exit
+from kvterrace.shutdown import closed, flush_at_exit
 from kvterrace.tiers.directory import StoreDirectory
 from kvterrace.tiers.memory import Arena
 from kvterrace.tiers.segments import SegmentFiles, footer_room_nbytes
@@ -42,6 +44,8 @@ _log = logging.getLogger(__name__)
 _SEGMENT_NBYTES = 64 << 20
 _SEGMENTS = 16
 _MIN_SEGMENT_NBYTES = 64 << 10
+#: Kept free of segments: the lock file, and what a file system takes to say where files lie.
+_OVERHEAD_NBYTES = 32 << 10
 _FINISHED_KEPT = 4096
 
 
@@ -136,16 +140,21 @@ class Store:
         self._engine = engine
         self._directory = directory
         self._closed = False
+        self._closer: int | None = None  # thread that is closing the store
+        self._rest = threading.Event()  # set when nobody is closing it (any more)
+        self._fine = False
+        self._pid = os.getpid()
         files = space = None
         if directory is not None:
             files = SegmentFiles(engine, directory.partition, directory.store_uuid)
             if segment_nbytes is None:
-                segment_nbytes = min(_SEGMENT_NBYTES, ssd_nbytes // _SEGMENTS)
+                segment_nbytes = min(_SEGMENT_NBYTES, (ssd_nbytes - _OVERHEAD_NBYTES) // _SEGMENTS)
             space = SegmentSpace(ssd_nbytes, segment_nbytes // PAGE_NBYTES * PAGE_NBYTES, footer_room_nbytes)
         core = Core(Ledger(dram_nbytes, space, writes=writes), Arena(dram_nbytes), engine, files, clock)
         self._core = core
-        if files is not None:
+        if files is not None and space is not None:
             rebuild(core, files.recover(), clock.monotonic_s())
+            space.other_nbytes = files.other_nbytes
         self._mover = Mover(core, busy_after_s=busy_after_s)
         self._mover.pump()
         self._driver = Driver(self._mover)
@@ -191,7 +200,7 @@ class Store:
             LayoutError: `out` does not fit. StoreClosedError. IndexError: no such blocks.
         """
         start, stop = _span(chain, start, stop)
-        buffers = BlockBuffers(chain.namespace.layout, out, stop - start, layers=layers, writable=True)
+        buffers = BlockBuffers(chain.namespace.layout, out, stop - start, layers=layers).require_writable()
         return self._submit(TransferKind.GET, chain, start, stop, buffers, deadline_s=deadline_s, layers=layers)
 
     def put(
@@ -305,16 +314,27 @@ class Store:
         Returns whether all was written and ended; False means that recent blocks were lost (never that wrong ones
         stay), or that a
         device hangs, in which case the memory it may still write to is leaked rather than freed. Closing twice does
-        nothing.
+        nothing; while another thread closes the store, it waits for that to end. In a forked process it does nothing.
         """
+        if os.getpid() != self._pid:
+            return False
+        me = threading.get_ident()
         with self._driver.lock:
-            if self._closed:
-                return True
-            self._closed = True
-        fine = ending.settle(self._mover, self._driver, timeout_s)
-        if self._directory is not None and not self._engine.in_flight:
-            self._directory.close()  # a write that hangs could still land: then the partition stays locked
-        return fine
+            first, self._closed = not self._closed, True
+            if first:
+                self._closer = me
+        if not first:
+            if self._closer != me:
+                self._rest.wait(timeout_s)
+            return self._fine
+        try:
+            self._fine, ended = ending.settle(self._mover, self._driver, timeout_s)
+            if self._directory is not None and ended:
+                self._directory.close()  # a write that hangs could still land: then the partition stays locked
+            closed(self)
+        finally:
+            self._rest.set()
+        return self._fine
 
     def __enter__(self) -> Self:
         return self

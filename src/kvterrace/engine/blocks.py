@@ -43,6 +43,7 @@ class BlockTable:
         pins: holders that want the block kept (active KV).
         users: transfers that use the slot at this moment; it must not move or be freed.
         writing: whether a write of the block is in flight.
+        spent: the SSD tier has given its copy up to make room: it is not written again, and leaves with its slot.
         score: decayed cumulative attention score.
     """
 
@@ -56,6 +57,7 @@ class BlockTable:
         ("pins", np.int16, 0),
         ("users", np.int16, 0),
         ("writing", np.bool_, 0),
+        ("spent", np.bool_, 0),
         ("score", np.float32, 0),
     )
 
@@ -69,6 +71,7 @@ class BlockTable:
     pins: npt.NDArray[np.int16]
     users: npt.NDArray[np.int16]
     writing: npt.NDArray[np.bool_]
+    spent: npt.NDArray[np.bool_]
     score: npt.NDArray[np.float32]
 
     def __init__(self) -> None:

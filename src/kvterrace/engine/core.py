@@ -18,8 +18,10 @@ from kvterrace.keys import Namespace
 from kvterrace.tiers.memory import Arena
 from kvterrace.tiers.segments import SegmentFiles
 
-__all__ = ["Core", "NamespaceEntry", "OnResult"]
+__all__ = ["UNSIZED", "Core", "NamespaceEntry", "OnResult"]
 
+#: Geometry of a namespace of which no record is known.
+UNSIZED = Geometry(PAGE_NBYTES, 0)
 #: What a request's `tag` is: called with its result by the mover, under the store's lock.
 OnResult = Callable[[IoResult], None]
 
@@ -82,7 +84,8 @@ class Core:
             self.namespaces.append(entry)
             self.numbers[entry.digest] = number
         else:
-            assert self.namespaces[number].geometry == entry.geometry, "one digest, two geometries"
+            known = self.namespaces[number].geometry
+            assert known in (entry.geometry, UNSIZED), "one digest, two geometries"
             self.namespaces[number] = entry
         self.ledger.add_namespace(number, entry.geometry)
         return number

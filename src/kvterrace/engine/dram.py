@@ -80,8 +80,8 @@ class DramSpace:
     def victims(self, nbytes: int, slot_nbytes: dict[int, int], *, droppable: bool) -> Ids:
         """Blocks to give up for `nbytes` of room, in the policy's order, tails first; fewer if there are no more.
 
-        A block goes if nobody uses or pins it and a copy of it is below; if `droppable`, also if this is its last
-        copy. The order
+        A block goes if nobody uses or pins it and a copy of it is below, or the tier below is done with it; if
+        `droppable`, also if this is its last copy. The order
         brings what hangs on a block before the block itself. `slot_nbytes` gives a slot's size by namespace number.
         """
         table = self._table
@@ -92,7 +92,7 @@ class DramSpace:
             idle = (table.state[ids] == DramState.READY) & (table.users[ids] == 0) & (table.pins[ids] == 0)
             goes = idle & ~table.writing[ids]
             if not droppable:
-                goes &= table.segment[ids] != NOWHERE
+                goes &= (table.segment[ids] != NOWHERE) | table.spent[ids]
             found = ids[goes]
             if not len(found):
                 continue

@@ -6,7 +6,7 @@ import logging
 
 from kvterrace.engine.driver import Driver
 from kvterrace.engine.mover import Mover
-from kvterrace.io.base import IoClass, IoKind, IoRequest
+from kvterrace.engine.transfers import TransferKind
 
 __all__ = ["flush", "settle"]
 
@@ -14,38 +14,53 @@ _log = logging.getLogger(__name__)
 
 
 def flush(mover: Mover, driver: Driver, timeout_s: float | None) -> bool:
-    """Write all that has no copy on the SSD and make it durable; whether that was done within `timeout_s`."""
-    writer = mover.writer
+    """Write all that has no copy on the SSD by now and make it durable; whether that was done within `timeout_s`.
+
+    What is put while it runs does not hold it up.
+    """
+    core, writer = mover.core, mover.writer
     if writer is None:
         return False
+    limit_s = None if timeout_s is None else core.clock.monotonic_s() + timeout_s
+
+    def left_s() -> float | None:
+        return None if limit_s is None else limit_s - core.clock.monotonic_s()
+
     with driver.lock:
-        writer.flushing = True
+        puts = [one for one in mover.active if one.kind is TransferKind.PUT]
+        writer.flushing += 1
         mover.pump()
     try:
-        if not driver.wait_for(lambda: writer.idle and not mover.active, timeout_s):
+        if not driver.wait_for(lambda: all(one.done for one in puts), left_s()):
             return False
-        return _sync(mover, driver, timeout_s) and not mover.core.ledger.has_dirty
+        with driver.lock:
+            mark = core.ledger.next_put_seq
+        if not driver.wait_for(lambda: not core.ledger.can_write or not writer.owes(mark), left_s()):
+            return False
+        with driver.lock:
+            if writer.owes(mark):
+                return False
+        return _sync(mover, driver, left_s())
     finally:
-        writer.flushing = False
+        with driver.lock:
+            writer.flushing -= 1
 
 
 def _sync(mover: Mover, driver: Driver, timeout_s: float | None) -> bool:
-    core = mover.core
-    assert core.files is not None and core.ledger.space is not None
+    """Make durable what was written up to now."""
+    writer = mover.writer
+    assert writer is not None
     ended: list[bool] = []
     with driver.lock:
-        segment = core.ledger.space.open
-        if segment is None:
-            return True  # whatever was written is in a sealed segment, and sealing makes durable
-        request = IoRequest(IoKind.SYNC, IoClass.DEMOTION, core.files.file(segment.number))
-        request.tag = lambda result: ended.append(result.complete)
-        core.engine.submit([request])
-    return driver.wait_for(lambda: bool(ended), timeout_s) and all(ended)
+        wanted = writer.sync(ended.append)
+        mover.pump()
+    return driver.wait_for(lambda: len(ended) == wanted, timeout_s) and all(ended)
 
 
-def settle(mover: Mover, driver: Driver, timeout_s: float) -> bool:
-    """End transfers, write what is left, seal, stop the driver; whether all that was done within about `timeout_s`.
+def settle(mover: Mover, driver: Driver, timeout_s: float) -> tuple[bool, bool]:
+    """End transfers, write what is left, seal, stop the driver, within about `timeout_s`.
 
+    Returns whether all was written and ended, and whether the device is at rest: nothing can reach it any more.
     Callers' memory is not touched after this returns, unless a copy into it hangs.
     """
     core, writer = mover.core, mover.writer
@@ -60,7 +75,7 @@ def settle(mover: Mover, driver: Driver, timeout_s: float) -> bool:
             _log.warning("%r did not end before the store was closed", transfer)
     if writer is not None:
         with driver.lock:
-            writer.flushing = True
+            writer.flushing += 1
             mover.pump()
         fine &= driver.wait_for(lambda: writer.idle, left_s())
         with driver.lock:
@@ -68,12 +83,13 @@ def settle(mover: Mover, driver: Driver, timeout_s: float) -> bool:
             writer.seal_open()
             mover.pump()
         fine &= driver.wait_for(lambda: writer.idle, left_s())
-        fine &= not core.ledger.has_dirty
+        fine &= _sync(mover, driver, left_s()) and not core.ledger.has_dirty
     driver.stop(left_s())
     with driver.lock:
         if core.files is not None:
             core.files.close()
     if not core.engine.close(left_s()):
-        return False
+        return False, False
+    core.engine.poll(0.0)  # results that came too late for anybody
     core.arena.close()
-    return fine
+    return fine and mover.fault is None, True

@@ -217,7 +217,19 @@ class Ledger:
         if self.table.segment[block] != NOWHERE:
             self.dram.free(block)
             return
+        if self.table.spent[block] and self._holds_up(block):
+            self.table.spent[block] = False
+            self._soil(block, float(self.tree.used_s[self.table.run[block]]))  # written after all
+            return
         self.forget(block)
+
+    def _holds_up(self, block: int) -> bool:
+        """Whether a block that is still wanted hangs on this one."""
+        table, run = self.table, self.run_of(block)
+        at = int(np.flatnonzero(run.ids == block)[0])
+        ids = np.concatenate([run.ids[at + 1 :], *(child.ids for child in self.tree.below(run))])
+        there = (table.slot[ids] != NOWHERE) | (table.segment[ids] != NOWHERE)
+        return bool((there & ~table.spent[ids]).any())
 
     def evict_idle(self) -> None:
         """Give up every slot whose block has a copy below and is neither used nor pinned (tests and benchmarks: a
@@ -281,6 +293,13 @@ class Ledger:
         if self.table.state[block] == DramState.READY:
             self._soil(block, now_s)
 
+    def spend(self, block: int) -> None:
+        """The SSD copy makes room for others. What DRAM holds stays there until that room is wanted, and is not written
+        again: else a tier above that is the larger one would have the tier below rewritten for ever.
+        """
+        self._lose(block)
+        self.table.spent[block] = self.table.state[block] == DramState.READY
+
     def _lose(self, block: int) -> None:
         assert self.space is not None
         self.space.lose(self.table, block, self._slot_nbytes[self.run_of(block).namespace])
@@ -291,6 +310,15 @@ class Ledger:
     def has_dirty(self) -> bool:
         """Whether some block has no copy below yet."""
         return bool(self._dirty)
+
+    def owes(self, put_seq: int) -> bool:
+        """Whether some block put before the put-sequence number `put_seq` has no copy below yet."""
+        table = self.table
+        for number in self._dirty:
+            ids = self._writable_or_writing(self.tree.run(number))
+            if (table.put_seq[ids] < put_seq).any():
+                return True
+        return False
 
     def next_write(self, now_s: float, *, pressed: bool) -> WriteBatch | None:
         """Blocks to write now, placed one behind the other in the open segment; None if none is due or no segment is
@@ -339,9 +367,13 @@ class Ledger:
         return self.space.place(segment, self._slot_nbytes[run.namespace], run.namespace)
 
     def _writable(self, run: Run) -> Ids:
+        found = self._writable_or_writing(run)
+        return found[~self.table.writing[found]]
+
+    def _writable_or_writing(self, run: Run) -> Ids:
         table, ids = self.table, run.ids
-        wanted = (table.state[ids] == DramState.READY) & (table.segment[ids] == NOWHERE) & ~table.writing[ids]
-        found: Ids = ids[wanted]
+        dirty = (table.state[ids] == DramState.READY) & (table.segment[ids] == NOWHERE) & ~table.spent[ids]
+        found: Ids = ids[dirty]
         if self._doomed:
             found = found[~np.isin(found, list(self._doomed))]
         return found
@@ -358,7 +390,8 @@ class Ledger:
     def _settle_dirty(self, run: Run) -> None:
         """Take `run` off the list of dirty ones if nothing of it waits or is under way."""
         table, ids = self.table, run.ids
-        if not ((table.state[ids] == DramState.READY) & (table.segment[ids] == NOWHERE)).any():
+        dirty = (table.state[ids] == DramState.READY) & (table.segment[ids] == NOWHERE) & ~table.spent[ids]
+        if not dirty.any():
             self._dirty.pop(run.number, None)
 
     def written(self, batch: WriteBatch) -> None:
@@ -432,12 +465,14 @@ class Ledger:
 
     def _drop_copies(self, block: int) -> None:
         table = self.table
-        if table.state[block] == DramState.READY and table.segment[block] == NOWHERE:
+        dirty = table.state[block] == DramState.READY and table.segment[block] == NOWHERE
+        if dirty and not table.spent[block]:
             self.dirty_nbytes -= self._slot_nbytes[self.run_of(block).namespace]
         if table.segment[block] != NOWHERE:
             self._lose(block)
         if table.slot[block] != NOWHERE:
             self.dram.free(block)
+        table.spent[block] = False
 
     def prune(self, run: Run) -> None:
         """Forget blocks without a copy at the end of `run`, and of what it hangs on, where nothing hangs on them."""

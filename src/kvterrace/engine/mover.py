@@ -56,9 +56,9 @@ class Mover:
         self.finished: list[Transfer] = []
 
     @property
-    def active(self) -> int:
-        """Transfers that are not done."""
-        return len(self._active)
+    def active(self) -> list[Transfer]:
+        """Transfers that are not done, oldest first; a copy."""
+        return list(self._active)
 
     def submit(self, transfer: Transfer) -> None:
         """Begin a transfer."""
@@ -84,6 +84,9 @@ class Mover:
     def pump(self) -> None:
         """Let everything go on that can: expire, retry what waits for room, write, seal, reclaim."""
         try:
+            if self.fault is not None:
+                self._reap()
+                return
             now_s = self.core.clock.monotonic_s()
             self._expire(now_s)
             self._reader.pump(now_s)
@@ -112,6 +115,8 @@ class Mover:
 
     def timeout_s(self) -> float:
         """How long the engine may be waited for before `pump` has something to do by the clock."""
+        if self.fault is not None:
+            return 1.0
         now_s = self.core.clock.monotonic_s()
         due = [t.deadline_s - now_s for t in self._active if t.deadline_s is not None]
         if self._filler.waiting or self._reader.waiting:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvterrace.engine.blocks import Ids
-from kvterrace.engine.core import Core, NamespaceEntry
+from kvterrace.engine.core import UNSIZED, Core, NamespaceEntry
 from kvterrace.engine.ledger import Geometry
 from kvterrace.engine.space import Segment, SegmentState
 from kvterrace.engine.tree import Run
@@ -41,7 +41,7 @@ def rebuild(core: Core, found: Sequence[RecoveredSegment], now_s: float) -> int:
             numbers.append(one.number)
             segment.used_nbytes = one.contents.data_end
             segment.records = len(one.contents.entries)
-            if one.contents.state is ScanState.SCANNED:
+            if one.contents.state is ScanState.SCANNED and one.readable:
                 segment.state = SegmentState.SEALING
             for rows in (one.contents.entries, one.contents.tombstones):
                 if len(rows):
@@ -95,7 +95,7 @@ def _enter_namespaces(core: Core, live: LiveEntries) -> None:
             geometry = Geometry(int(row["header_nbytes"]), int(row["payload_nbytes"]))
             entry = NamespaceEntry(digest, int(row["epoch"]), geometry, part_table((geometry.payload_nbytes,)), None)
         else:
-            entry = NamespaceEntry(digest, 0, Geometry(PAGE_NBYTES, PAGE_NBYTES), part_table((PAGE_NBYTES,)), None)
+            entry = NamespaceEntry(digest, 0, UNSIZED, part_table((PAGE_NBYTES,)), None)
         core.enter_namespace(entry)
 
 

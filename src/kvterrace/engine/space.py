@@ -94,12 +94,14 @@ class SegmentSpace:
         #: The segment that records are appended to.
         self.open: Segment | None = None
         self.next_number = 1
+        #: What other files of the partition take of the capacity.
+        self.other_nbytes = 0
         self._footer_nbytes = footer_nbytes
 
     @property
     def file_nbytes(self) -> int:
-        """What all segments take of the capacity."""
-        return sum(segment.file_nbytes for segment in self.segments.values())
+        """What all files take of the capacity."""
+        return self.other_nbytes + sum(segment.file_nbytes for segment in self.segments.values())
 
     @property
     def live_nbytes(self) -> int:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
 
 from kvterrace.engine import reclaim
-from kvterrace.engine.blocks import DramState
+from kvterrace.engine.blocks import DramState, Ids
 from kvterrace.engine.core import Core
 from kvterrace.engine.ledger import WriteBatch
 from kvterrace.engine.reader import Reader
@@ -20,6 +25,7 @@ from kvterrace.format.record import (
     tombstone_nbytes_for,
 )
 from kvterrace.io.base import IoClass, IoFile, IoKind, IoRequest, IoResult
+from kvterrace.keys import KEY_NBYTES
 from kvterrace.tiers.segments import NewFile
 from kvterrace.types import Hit
 
@@ -31,6 +37,8 @@ _log = logging.getLogger(__name__)
 _DEPTH = 2
 #: After a failed write the SSD tier takes none for this long; reads go on.
 _PAUSE_S = 5.0
+#: A failure this long after the one before it is a new episode, and worth a new warning.
+_EPISODE_S = 60.0
 #: Keys of one tombstone record.
 _TOMBSTONE_KEYS = 4096
 
@@ -48,10 +56,20 @@ class Writer:
         self._sealing: set[int] = set()
         self._reclaiming: Segment | None = None
         self._carry: Transfer | None = None
+        self._moved: list[bool] | None = None  # tombstones of the segment being reclaimed are on their way elsewhere
+        self._moved_syncs: int | None = None
+        self._carried: Ids = np.zeros(0, np.int32)
         self._removing = 0
         self._tombstones: list[tuple[bytes, bytes, int]] = []  # namespace digest, key, put-sequence
+        self._burying: dict[int, int] = {}  # put-sequence -> tombstone records of it in flight
+        self._unsynced: dict[int, int] = {  # segment -> count of writes when it was last written; synced leaves
+            number: 0 for number, one in self._space.segments.items() if one.records
+        }
+        self._writes = 0
         self._resume_s = 0.0
-        self.flushing = False
+        self._quiet_until_s = float("-inf")
+        #: Flushes under way.
+        self.flushing = 0
         self.closing = False
 
     # -- what is asked of it -------------------------------------------------------------------------------------------
@@ -63,6 +81,49 @@ class Writer:
             self._tombstones.append((namespace, key, ledger.next_put_seq))
         if keys:
             ledger.next_put_seq += 1
+
+    def owes(self, put_seq: int) -> bool:
+        """Whether a block or an invalidation from before the put-sequence number `put_seq` is still to be written."""
+        return (
+            any(seq < put_seq for _, _, seq in self._tombstones)
+            or any(seq < put_seq for seq in self._burying)
+            or self._core.ledger.owes(put_seq)
+        )
+
+    def sync(self, on_end: Callable[[bool], None]) -> int:
+        """Make durable what was written up to now; `on_end` is called as often as the number returned says, each time
+        with whether that went well.
+        """
+        requests = []
+        for number, writes in self._unsynced.items():
+            request = IoRequest(IoKind.SYNC, IoClass.DEMOTION, self._files.file(number))
+            request.tag = partial(self._on_synced, number, writes, on_end)
+            requests.append(request)
+        self._core.engine.submit(requests)
+        return len(requests)
+
+    def _on_synced(self, number: int, writes: int, on_end: Callable[[bool], None], result: IoResult) -> None:
+        segment = self._space.segments.get(number)
+        gone = segment is None or segment.state in (SegmentState.RECLAIMING, SegmentState.STUCK)
+        if result.complete and self._unsynced.get(number) == writes:
+            del self._unsynced[number]
+        elif not result.complete and segment is not None and not gone:
+            self._not_durable(segment, result)
+        on_end(result.complete or gone)
+
+    def _not_durable(self, segment: Segment, result: IoResult) -> None:
+        """A SYNC has failed, and a second one would not say so again: what DRAM still holds is written anew."""
+        ledger = self._core.ledger
+        now_s = self._core.clock.monotonic_s()
+        ids = segment.live_ids(ledger.table)
+        for block in ids[ledger.table.state[ids] == DramState.READY].tolist():
+            ledger.lost(block, now_s)
+        self._unsynced.pop(segment.number, None)
+        self._failed(segment, _why(result))
+
+    def _wrote(self, segment: Segment) -> None:
+        self._writes += 1
+        self._unsynced[segment.number] = self._writes
 
     @property
     def idle(self) -> bool:
@@ -84,7 +145,7 @@ class Writer:
         ledger = self._core.ledger
         if not ledger.can_write and now_s >= self._resume_s and not self.closing:
             ledger.can_write = True
-        pressed = pressed or self.flushing
+        pressed = pressed or self.flushing > 0
         if ledger.can_write:
             while self._batches < _DEPTH:
                 batch = ledger.next_write(now_s, pressed=pressed)
@@ -97,6 +158,8 @@ class Writer:
         for segment in self._space.in_state(SegmentState.SEALING):
             if not segment.writers and segment.number not in self._sealing:
                 self._seal(segment)
+        if self._space.file_nbytes > self._space.cap_nbytes:
+            self._start_reclaim(now_s)  # the store was opened with less room than it takes
         self._reclaim_ahead(now_s)
         self._finish_reclaim(now_s)
 
@@ -121,6 +184,7 @@ class Writer:
             if result.complete:
                 for header in headers:
                     self._files.footers[number].add(header)
+                self._wrote(batch.segment)
                 core.ledger.written(batch)
             else:
                 core.ledger.write_failed(batch)
@@ -136,9 +200,9 @@ class Writer:
         core, segment = self._core, self._space.open
         if not self._tombstones or segment is None:
             return
-        digest = self._tombstones[0][0]
-        put_seq = self._tombstones[0][2]
-        some = [one for one in self._tombstones if one[0] == digest and one[2] == put_seq][:_TOMBSTONE_KEYS]
+        digest, _, put_seq = self._tombstones[0]
+        most = self._tombstone_keys
+        some = list(itertools.takewhile(lambda one: (one[0], one[2]) == (digest, put_seq), self._tombstones[:most]))
         nbytes = tombstone_nbytes_for(len(some))
         rows_nbytes = 2 * nbytes + PAGE_NBYTES  # more than its rows in the footer take
         if not self._space.fits(segment, nbytes + rows_nbytes, core.numbers[digest]):
@@ -155,18 +219,23 @@ class Writer:
         place(memory, self._files.nonce(segment.number), offset)
         header = decode_header(memory)
         assert isinstance(header, RecordHeader)
-        self._tombstones = [one for one in self._tombstones if one not in some]
+        del self._tombstones[: len(some)]
+        self._burying[put_seq] = self._burying.get(put_seq, 0) + 1
         segment.writers += 1
         self._batches += 1
 
         def on_result(result: IoResult) -> None:
             self._batches -= 1
             segment.writers -= 1
+            self._burying[put_seq] -= 1
+            if not self._burying[put_seq]:
+                del self._burying[put_seq]
             core.ledger.dram.allocator.free(staging)
             core.stats.ssd_written_nbytes += result.nbytes
             if result.complete:
                 self._files.footers[segment.number].add(header, tombstone_keys=keys)
-                segment.tombstones.extend((digest, key, put_seq) for _, key, _ in some)
+                segment.tombstones.extend(some)
+                self._wrote(segment)
             else:
                 self._tombstones.extend(some)
                 self._failed(segment, _why(result))
@@ -175,22 +244,30 @@ class Writer:
         core.engine.submit([IoRequest(IoKind.WRITE, IoClass.DEMOTION, file, offset, [memory], tag=on_result)])
 
     def _failed(self, segment: Segment, reason: str) -> None:
-        """A write did not succeed: take none for a while, and never again into this segment. Warned of once each
-        time.
+        """A write did not succeed: take none for a while, and never again into this segment. Warned of once in
+        each episode.
         """
         ledger = self._core.ledger
         self._core.stats.ssd_write_failures += 1
-        if ledger.can_write:
+        now_s = self._core.clock.monotonic_s()
+        if now_s >= self._quiet_until_s:
             _log.warning(
-                "writing to %s failed: %s; nothing is written for %.0f s, reads go on",
+                "writing to %s failed: %s; tried again every %.0f s, reads go on",
                 self._files.folder,
                 reason,
                 _PAUSE_S,
             )
+        self._quiet_until_s = now_s + _EPISODE_S
+        self._resume_s = now_s + _PAUSE_S
         ledger.can_write = False
-        self._resume_s = self._core.clock.monotonic_s() + _PAUSE_S
         if segment is self._space.open:
             self._close_open()
+
+    @property
+    def _tombstone_keys(self) -> int:
+        """Keys that a tombstone may have so that it, and its rows in the footer, fit half a segment and some DRAM."""
+        room = min(self._space.segment_nbytes // 6, self._core.arena.nbytes // 4) - 2 * PAGE_NBYTES
+        return max(1, min(_TOMBSTONE_KEYS, room // KEY_NBYTES))
 
     # -- segments ------------------------------------------------------------------------------------------------------
 
@@ -216,6 +293,8 @@ class Writer:
         def on_created(result: IoResult) -> None:
             if result.crash is not None:
                 del self._space.segments[segment.number]
+                if isinstance(result.crash, FileExistsError):
+                    return  # something lies there that is no segment of ours: the next number will do
                 self._failed(segment, _why(result))
                 return
             assert isinstance(result.value, NewFile)
@@ -275,6 +354,9 @@ class Writer:
             self._files.sealed(number)
             if fine:
                 segment.file_nbytes = end
+                self._unsynced.pop(number, None)
+            elif result.request.kind is IoKind.SYNC:
+                self._not_durable(segment, result)
             else:
                 self._failed(segment, _why(result))
 
@@ -291,18 +373,30 @@ class Writer:
             self._start_reclaim(now_s)
 
     def _start_reclaim(self, now_s: float) -> None:
-        if self._reclaiming is not None or self._sealing or self._space.in_state(SegmentState.SEALING):
+        if self.closing or self._reclaiming is not None or self._sealing or self._space.in_state(SegmentState.SEALING):
             return
-        found = reclaim.choose(self._core.ledger, now_s)
+        ledger = self._core.ledger
+        found = reclaim.choose(ledger, now_s)
+        if found is not None and self._kills_older(found[0]) and not self._can_open:
+            # its tombstones have to be written elsewhere first, for which there is no room: the oldest has none to keep
+            found = reclaim.choose(ledger, now_s, only=self._space.segments[min(self._space.segments)]) or found
         if found is None:
             return
         self._reclaiming, carry = found
+        fits = [ledger.geometry_of(block).record_nbytes <= self._space.max_record_nbytes for block in carry.tolist()]
+        carry = carry[np.array(fits, bool)]  # larger ones are from a store with larger segments
         self._reclaiming.state = SegmentState.RECLAIMING
+        self._carried = carry
         self._carry = self._reader.bring(carry, now_s)
 
     def _finish_reclaim(self, now_s: float) -> None:
         segment, carry, ledger = self._reclaiming, self._carry, self._core.ledger
-        if segment is None or carry is None or not carry.done:
+        if segment is None or carry is None:
+            return
+        if self.closing:
+            segment.state = SegmentState.SEALED  # what it holds stays where it is
+            self._reclaiming = None
+        if self._reclaiming is None or not carry.done:
             return
         live = segment.live_ids(ledger.table)
         if (ledger.table.users[live] > 0).any():
@@ -311,13 +405,37 @@ class Writer:
             segment.state = SegmentState.SEALED  # active KV found no room in DRAM: this segment stays for now
             self._reclaiming = None
             return
-        self._reclaiming = None
+        if self._kills_older(segment):
+            self._tombstones.extend(segment.tombstones)
+            segment.tombstones = []
+            self._moved = []
+        if self._moved is not None and self._can_open and not self._buried(self._moved):
+            return  # what they kill is in older segments: the file goes once they are on the drive elsewhere
+        self._moved = self._reclaiming = None
         self._core.stats.carried_blocks += sum(isinstance(outcome, Hit) for outcome in carry.outcomes)
         self._core.stats.reclaimed_segments += 1
-        reclaim.give_up(ledger, segment, now_s)
-        if any(other < segment.number for other in self._space.segments):
-            self._tombstones.extend(segment.tombstones)
+        reclaim.give_up(ledger, segment, self._carried, now_s)
         self._remove(segment)
+
+    def _kills_older(self, segment: Segment) -> bool:
+        return bool(segment.tombstones) and any(other < segment.number for other in self._space.segments)
+
+    @property
+    def _can_open(self) -> bool:
+        return self._space.open is not None or self._creating or self._space.room_for_segment()
+
+    def _buried(self, ended: list[bool]) -> bool:
+        """Whether every tombstone is written and synced; `ended` collects the SYNCs, submitted by the first call that
+        finds all written.
+        """
+        if self._tombstones or self._burying:
+            return False
+        if self._moved_syncs is None:
+            self._moved_syncs = self.sync(ended.append)
+        if len(ended) < self._moved_syncs:
+            return False
+        self._moved_syncs = None
+        return True
 
     def _remove(self, segment: Segment) -> None:
         """Unlink the file of a segment that holds nothing any more; until that is done it counts towards the
@@ -326,6 +444,7 @@ class Writer:
         number = segment.number
         segment.state = SegmentState.RECLAIMING
         self._files.forget(number)
+        self._unsynced.pop(number, None)
         self._removing += 1
 
         def on_removed(result: IoResult) -> None:

@@ -92,6 +92,9 @@ class IoResult:
     request: IoRequest
     nbytes: int = 0
     error: OSError | None = None
+    #: When the device was given it and when it answered, in the engine's monotonic seconds: without the time in line.
+    started_s: float = 0.0
+    ended_s: float = 0.0
     value: object = None
     crash: BaseException | None = None
 
@@ -130,6 +133,13 @@ class IoEngine(Protocol):
 
     def wake(self) -> None:
         """Make a waiting `poll` return."""
+        ...
+
+    def subscribe(self, on_result: Callable[[], None]) -> bool:
+        """Have `on_result` called, on any thread, whenever `poll` has become worth calling; replaces the one before.
+
+        Returns False if this engine never calls it, since its results only come into being within `poll`.
+        """
         ...
 
     @property

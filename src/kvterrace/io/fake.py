@@ -37,6 +37,7 @@ class _Active:
     request: IoRequest = field(compare=False)
     effect: Effect | None = field(compare=False)
     changes: int = field(compare=False)  # to the file, landed before it started: what a SYNC makes durable
+    started_s: float = field(compare=False, default=0.0)
 
 
 class FakeDevice:
@@ -104,6 +105,9 @@ class FakeDevice:
             self._woken = True
             self._changed.notify_all()
 
+    def subscribe(self, on_result: Callable[[], None]) -> bool:  # noqa: ARG002 - results come into being in poll
+        return False
+
     @property
     def in_flight(self) -> int:
         return self._in_flight
@@ -170,7 +174,7 @@ class FakeDevice:
                 effect = self.faults.effect_on(Operation(request.kind, file.path, request.offset, nbytes))
                 changes = file.content.changes if file.content is not None else 0
             self._started += 1
-            active = _Active(0.0, self._started, request, effect, changes)
+            active = _Active(0.0, self._started, request, effect, changes, now_s)
             if isinstance(effect, Hang):
                 self._hung.append(active)
             else:
@@ -190,7 +194,7 @@ class FakeDevice:
 
     def _carry_out(self, active: _Active) -> IoResult:
         request, effect = active.request, active.effect
-        result = IoResult(request)
+        result = IoResult(request, started_s=active.started_s, ended_s=active.done_s)
         if request.kind is IoKind.CALL:
             return result
         try:

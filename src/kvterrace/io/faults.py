@@ -14,14 +14,31 @@ from typing import Literal
 
 from kvterrace.io.base import IoKind
 
-__all__ = ["Effect", "Fail", "FaultPlan", "FlipBit", "Hang", "Operation", "PretendDone", "Short", "Slow", "Torn"]
+__all__ = [
+    "Effect",
+    "Fail",
+    "FaultPlan",
+    "FileCall",
+    "FlipBit",
+    "Hang",
+    "Operation",
+    "PretendDone",
+    "Short",
+    "Slow",
+    "Torn",
+]
+
+#: Calls on files that a plan can hit. A `FakeDevice` asks for "create" alone; `testing.faults.FaultyEngine` for all.
+FileCall = Literal["create", "open", "reopen", "truncate", "unlink", "sync_folder"]
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What a device is about to do. `offset` and `nbytes` are 0 for a SYNC; a create has the size it reserves."""
+    """What a device is about to do. `offset` and `nbytes` are 0 for a SYNC; a create has the size it reserves, a
+    truncate the new size. A `read_now` is a READ.
+    """
 
-    kind: IoKind | Literal["create"]
+    kind: IoKind | FileCall
     path: Path
     offset: int = 0
     nbytes: int = 0
@@ -80,7 +97,7 @@ Effect = Fail | Short | FlipBit | PretendDone | Torn | Slow | Hang
 @dataclass(slots=True)
 class _Rule:
     effect: Effect
-    kind: IoKind | Literal["create"] | None
+    kind: IoKind | FileCall | None
     nth: int | None
     when: Callable[[Operation], bool] | None
     seen: int = 0
@@ -98,7 +115,7 @@ class FaultPlan:
     def add(
         self,
         effect: Effect,
-        kind: IoKind | Literal["create"] | None = None,
+        kind: IoKind | FileCall | None = None,
         *,
         nth: int | None = None,
         when: Callable[[Operation], bool] | None = None,

@@ -19,7 +19,7 @@ import stat
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from kvterrace.buffers import Bytes
@@ -105,6 +105,7 @@ class PosixEngine:
         self._unfinished = 0  # queued or running
         self._in_flight = 0  # those, and the results not yet polled
         self._woken = False
+        self._on_result: Callable[[], None] | None = None
         self._closed = False
         self._stopped = False
         self._files: set[PosixFile] = set()
@@ -155,6 +156,15 @@ class PosixEngine:
         with self._lock:
             self._woken = True
             self._done.notify()
+        self._ring()
+
+    def subscribe(self, on_result: Callable[[], None]) -> bool:
+        self._on_result = on_result
+        return True
+
+    def _ring(self) -> None:
+        if self._on_result is not None:
+            self._on_result()
 
     @property
     def in_flight(self) -> int:
@@ -198,6 +208,7 @@ class PosixEngine:
                 self._done.notify()
                 if not self._unfinished:
                     self._idle.notify_all()
+            self._ring()
             del request, result  # an idle thread must not keep a caller's memory alive
 
     def _next(self, queues: Sequence[deque[IoRequest]]) -> IoRequest | None:
@@ -323,7 +334,7 @@ def _posix(file: IoFile | None) -> PosixFile:
 
 def _perform(request: IoRequest) -> IoResult:
     """Carry out a request on this thread, `finish` included. Never raises."""
-    result = IoResult(request)
+    result = IoResult(request, started_s=time.monotonic())
     try:
         if request.kind is not IoKind.CALL:
             file = _posix(request.file)
@@ -339,6 +350,7 @@ def _perform(request: IoRequest) -> IoResult:
     except Exception as error:  # noqa: BLE001 - a request that makes no sense must not end the thread
         result.error = OSError(errno.EINVAL, f"request refused: {error}")
         result.error.__cause__ = error
+    result.ended_s = time.monotonic()
     if request.finish is not None:
         try:
             result.value = request.finish(result)

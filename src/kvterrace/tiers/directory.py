@@ -14,7 +14,9 @@ import fcntl
 import json
 import os
 import re
+import threading
 import uuid
+import weakref
 from pathlib import Path
 
 from kvterrace.errors import ConfigError, FormatVersionError, NotAStoreError, StoreLockedError, StoreUnusableError
@@ -24,6 +26,8 @@ from kvterrace.keys import Namespace
 __all__ = ["StoreDirectory"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+#: What may lie in a folder that becomes a store: half-made files of one that was being made.
+_HALF_MADE = re.compile(r"lost\+found|\.store\.json\.\d+")
 
 
 class StoreDirectory:
@@ -35,6 +39,7 @@ class StoreDirectory:
         self.store_uuid = store_uuid
         self._lock_fd = lock_fd
         self._described: set[bytes] = set()
+        _opened.add(self)
 
     @classmethod
     def open(cls, root: Path, partition: str, *, created_unix_s: float) -> StoreDirectory:
@@ -50,7 +55,9 @@ class StoreDirectory:
             store_uuid = _open_root(root, created_unix_s)
             folder = root / "partitions" / partition
             for each in (root / "namespaces", root / "partitions", folder):
-                each.mkdir(mode=0o700, exist_ok=True)
+                if not each.is_dir():
+                    each.mkdir(mode=0o700, exist_ok=True)
+                    _sync_folder(each.parent)  # what is made in it is only as durable as its own name
             return cls(root, folder, store_uuid, _lock(folder / "lock"))
         except OSError as error:
             raise StoreUnusableError(
@@ -68,10 +75,30 @@ class StoreDirectory:
                 _write_whole(path, namespace.describe())
 
     def close(self) -> None:
-        """Give the partition's lock back."""
+        """Give the partition's lock back, also for descriptors that a forked process has of it. Closing twice does
+        nothing.
+        """
+        if self._lock_fd >= 0:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
+            self.disown()
+
+    def disown(self) -> None:
+        """Close this process's descriptor of the lock, which stays held if another process has one."""
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
+
+
+_opened: weakref.WeakSet[StoreDirectory] = weakref.WeakSet()
+
+
+def _disown_in_child() -> None:
+    # A lock lives as long as any descriptor of its open file: a forked child would keep it after its parent is gone.
+    for directory in list(_opened):
+        directory.disown()
+
+
+os.register_at_fork(after_in_child=_disown_in_child)
 
 
 def _open_root(root: Path, created_unix_s: float) -> bytes:
@@ -79,45 +106,52 @@ def _open_root(root: Path, created_unix_s: float) -> bytes:
         raise NotAStoreError(f"{root} is not a folder; give a folder for the store")
     marker = root / "store.json"
     if not marker.exists():
-        if root.exists() and any(
-            entry.name not in ("namespaces", "partitions", "lost+found") for entry in root.iterdir()
-        ):
+        if root.exists() and not all(_HALF_MADE.fullmatch(entry.name) for entry in root.iterdir()):
             raise NotAStoreError(f"{root} holds other files and no store.json; give an empty or a new folder")
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _sync_folder(root.parent)
         made = {"format_version": FORMAT_VERSION, "uuid": uuid.uuid4().hex, "created_unix_s": round(created_unix_s, 3)}
         _write_whole(marker, made)
     try:
         found = json.loads(marker.read_text())
-        version, store_uuid = int(found["format_version"]), uuid.UUID(hex=found["uuid"]).bytes
-    except (ValueError, KeyError, TypeError) as error:
+        version = found["format_version"]
+        if not isinstance(version, int) or version < 1:
+            raise ValueError(f"format version {version!r}")
+        if version <= FORMAT_VERSION:  # a newer one may say the rest in another way
+            return uuid.UUID(hex=found["uuid"]).bytes
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        reason = " ".join(str(error).split())
         raise NotAStoreError(
-            f"{marker} is damaged ({error}); restore it, or remove the folder to start anew"
+            f"{marker} is damaged ({reason}); restore it, or remove the folder to start anew"
         ) from error
-    if version > FORMAT_VERSION:
-        raise FormatVersionError(
-            f"{root} was written in store format {version}; this kvterrace reads up to {FORMAT_VERSION}: upgrade it, "
-            "or give another folder"
-        )
-    return store_uuid
+    raise FormatVersionError(
+        f"{root} was written in store format {version}; this kvterrace reads up to {FORMAT_VERSION}: upgrade it, "
+        "or give another folder"
+    )
 
 
 def _write_whole(path: Path, content: dict[str, object]) -> None:
     """Write a small file so that it is there whole or not at all; the first of two writers wins."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{threading.get_native_id()}")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
-        os.write(fd, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode())
+        with os.fdopen(fd, "wb") as file:
+            file.write((json.dumps(content, indent=1, sort_keys=True) + "\n").encode())
+            file.flush()
+            os.fsync(fd)
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, path)
+    finally:
+        temporary.unlink()
+    _sync_folder(path.parent)
+
+
+def _sync_folder(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
         os.fsync(fd)
     finally:
         os.close(fd)
-    with contextlib.suppress(FileExistsError):
-        os.link(temporary, path)
-    temporary.unlink()
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _lock(path: Path) -> int:

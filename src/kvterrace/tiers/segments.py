@@ -34,6 +34,8 @@ __all__ = ["NewFile", "RecoveredSegment", "SegmentFiles", "footer_room_nbytes"]
 
 _log = logging.getLogger(__name__)
 _NAME = re.compile(r"([0-9a-f]{8})\.seg")
+#: Segments are numbered below this: more than any drive lives to see.
+_NUMBERS = 2**31 - 1
 
 
 def footer_room_nbytes(records: int, namespaces: int) -> int:
@@ -48,12 +50,13 @@ class RecoveredSegment:
     """A segment found at open: its number, what it takes of the drive, and what it holds.
 
     A `BadSegment` holds nothing that can be believed and may be removed; None is not ours to touch, or could not be
-    read.
+    read. Where not all of it was `readable` there may be more: nothing is written into it.
     """
 
     number: int
     file_nbytes: int
     contents: SegmentContents | BadSegment | None
+    readable: bool = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,6 +79,8 @@ class SegmentFiles:
         self._nonces: dict[int, bytes] = {}
         self.footers: dict[int, FooterBuilder] = {}
         self._recovered: dict[int, Footer] = {}
+        #: What the partition's files that are no segments take of the drive, as `recover` found them.
+        self.other_nbytes = 0
 
     def path(self, number: int) -> Path:
         """Path of segment `number`."""
@@ -107,7 +112,12 @@ class SegmentFiles:
         page = _aligned_page()
         encode_segment_header(SegmentHeader(self._store_uuid, nonce, number, created_unix_ns, nbytes), page)
         file = self.engine.create(self.path(number), nbytes)
-        self.engine.sync_folder(self.folder)
+        try:
+            self.engine.sync_folder(self.folder)
+        except OSError:  # nobody would know of it, nor count it
+            self.engine.close_file(file)
+            self.engine.unlink(self.path(number))
+            raise
         return NewFile(file, nonce, page)
 
     def created(self, number: int, file: IoFile, nonce: bytes) -> None:
@@ -127,8 +137,9 @@ class SegmentFiles:
         self._recovered.pop(number, None)
 
     def remove(self, number: int) -> None:
-        """Unlink the file. Blocks; runs on an engine's thread, touches no table. Raises OSError."""
+        """Unlink the file, for good. Blocks; runs on an engine's thread, touches no table. Raises OSError."""
         self.engine.unlink(self.path(number))
+        self.engine.sync_folder(self.folder)  # or it could come back after the tombstones that kill what is in it
 
     def forget(self, number: int) -> None:
         """Close the file of a segment and take it out of the tables."""
@@ -153,27 +164,35 @@ class SegmentFiles:
         found = []
         for info in self.engine.list(self.folder):
             match = _NAME.fullmatch(info.name)
-            if match is None:
-                continue
-            number = int(match[1], 16)
+            number = int(match[1], 16) if match else _NUMBERS
             taken = max(info.nbytes, info.allocated_nbytes)
-            found.append(RecoveredSegment(number, taken, self._recover_one(number, info.nbytes)))
+            if number >= _NUMBERS:  # none of ours, yet it takes room
+                self.other_nbytes += taken
+                continue
+            contents, readable = self._recover_one(number, info.nbytes)
+            found.append(RecoveredSegment(number, taken, contents, readable))
         return found
 
-    def _recover_one(self, number: int, nbytes: int) -> SegmentContents | BadSegment | None:
+    def _recover_one(self, number: int, nbytes: int) -> tuple[SegmentContents | BadSegment | None, bool]:
         path = self.path(number)
         try:
             file = self.engine.reopen(path)
         except OSError as error:
             _log.warning("segment %s cannot be opened (%s); its blocks are lost to this process", path, error)
-            return None
+            return None, False
         buffer = _aligned_page(256)
+        readable = True
 
         def read(offset: int, want: int) -> Bytes:
-            nonlocal buffer
+            nonlocal buffer, readable
             if want > buffer.nbytes:
                 buffer = _aligned_page(want // PAGE_NBYTES)
-            return buffer[: self.engine.read_now(file, offset, buffer[:want])]
+            got = 0
+            try:
+                got = self.engine.read_now(file, offset, buffer[:want])
+            finally:
+                readable &= got == want
+            return buffer[:got]
 
         contents = scan_segment(read, nbytes)
         match contents:
@@ -187,7 +206,7 @@ class SegmentFiles:
                     self._nonces[number] = contents.header.nonce
                     if contents.state is ScanState.SCANNED:
                         self._recovered[number] = Footer(contents.entries, contents.namespaces, contents.tombstones)
-                    return contents
+                    return contents, readable
             case NewerFormat(version):
                 self.engine.close_file(file)
                 raise FormatVersionError(
@@ -196,11 +215,11 @@ class SegmentFiles:
             case BadSegment(reason):
                 _log.info("segment %s holds nothing that can be used: %s", path, reason)
                 self.engine.close_file(file)
-                return contents
+                return contents, readable
             case DeviceFailed(_, reason):
                 _log.warning("segment %s cannot be read: %s; its blocks are lost to this process", path, reason)
         self.engine.close_file(file)
-        return None
+        return None, False
 
 
 def _aligned_page(pages: int = 1) -> Bytes:

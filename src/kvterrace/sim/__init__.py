@@ -1,0 +1,1 @@
+"""The production ledger on a virtual clock, without bytes: for replay, planning and tests."""

@@ -1,0 +1,180 @@
+"""What the children of the crash tests do: `python -m tests.crash.children WHAT ...`. They report on stdout."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.crash.kit import MiB, chain_of, opened, put, stored
+
+from kvterrace import KVTerraceError
+
+
+def say(*words: object) -> None:
+    sys.stdout.write(" ".join(map(str, words)) + "\n")
+    sys.stdout.flush()
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def store(path: str, conversations: str, blocks: str, how: str) -> None:
+    """Put some conversations, flush if asked to, and die."""
+    kv = opened(Path(path), write_behind_s=60.0)
+    for conversation in range(int(conversations)):
+        stored(kv, chain_of(conversation, int(blocks)))
+    if how == "flush-and-die":
+        say("flushed", kv.flush())
+    die()
+
+
+def fill(path: str, cap: str, turn: str, how: str) -> None:
+    """Put more than the cap holds."""
+    kv = opened(Path(path), ssd_bytes=int(cap), write_behind_s=0.0)
+    for number in range(100):
+        stored(kv, chain_of(int(turn) * 1000 + number, 8))
+    kv.flush()
+    if how == "close":
+        kv.close()
+    else:
+        die()
+
+
+def corrupt_me(path: str) -> None:
+    """Leave an unsealed segment with two chains."""
+    kv = opened(Path(path), write_behind_s=60.0)
+    stored(kv, chain_of(0, 6))
+    kv.flush()
+    stored(kv, chain_of(1, 3))
+    kv.flush()
+    die()
+
+
+def loop(path: str, cap: str, first: str) -> None:
+    """Put and flush for ever; say what a flush has covered."""
+    kv = opened(Path(path), ssd_bytes=int(cap), write_behind_s=0.01)
+    say("open")
+    for number in itertools.count(int(first)):
+        chain = chain_of(number, 1 + number % 7)
+        stored(kv, chain)
+        say("put", number)
+        if number % 3 == 0 and kv.flush():
+            say("flushed", number)
+
+
+def reopen(path: str) -> None:
+    """Open and close for ever."""
+    for number in itertools.count():
+        say("opening")
+        kv = opened(Path(path), dram_bytes=MiB)
+        stored(kv, chain_of(10**6 + os.getpid() * 1000 + number % 1000, 3))
+        say("closing")
+        kv.close()
+        say("closed")
+
+
+def sigterm(path: str, handler: str) -> None:
+    """Put, say so, and wait for the end."""
+    if handler == "own":
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
+    kv = opened(Path(path), write_behind_s=60.0, sigterm_flush=True)
+    stored(kv, chain_of(0, 50))
+    say("ready")
+    if handler == "closing":
+        kv.close()
+        say("closed")
+    time.sleep(60)
+
+
+def sigterm_in_put(path: str) -> None:
+    """Put without end, so that a signal finds the main thread inside."""
+    kv = opened(Path(path), write_behind_s=60.0, sigterm_flush=True, ssd_bytes=256 * MiB)
+    try:
+        for number in itertools.count():
+            stored(kv, chain_of(number, 4))
+            say("put", number)
+    except KVTerraceError:  # the store is closed under us by the signal's thread
+        time.sleep(60)
+
+
+def exits(path: str, how: str) -> None:
+    """End normally without closing."""
+
+    def work() -> object:
+        kv = opened(Path(path), write_behind_s=60.0)
+        stored(kv, chain_of(0, 50))
+        return kv if how == "kept" else None
+
+    kept = work()
+    say("done", kept is not None)
+
+
+def locked(path: str) -> None:
+    """Hold the partition until told to go on."""
+    with opened(Path(path)) as kv:
+        stored(kv, chain_of(0, 4))
+        say("open")
+        sys.stdin.readline()
+
+
+def forks(path: str, how: str) -> None:
+    """Fork while a store is open; the child ends in some way, then the parent goes on."""
+    kv = opened(Path(path), write_behind_s=60.0, sigterm_flush=True)
+    stored(kv, chain_of(0, 20))
+    child = os.fork()
+    if not child:
+        if how == "exit":
+            sys.exit(0)  # runs atexit
+        if how == "close":
+            kv.close()
+            os._exit(0)
+        if how == "sigterm":
+            os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+    if how == "outlives":
+        stored(kv, chain_of(1, 20))
+        kv.close()
+        say("child", child)
+        die()
+    _, status = os.waitpid(child, 0)
+    say("child ended", os.waitstatus_to_exitcode(status))
+    sys.stdin.readline()
+    stored(kv, chain_of(1, 20))
+    say("closed", kv.close())
+
+
+def grow(path: str) -> None:
+    """Threads that put while the main thread flushes: a flush covers what came before it."""
+    kv = opened(Path(path), write_behind_s=60.0, ssd_bytes=256 * MiB)
+    stop = threading.Event()
+
+    def work() -> None:
+        for number in itertools.count(1000):
+            if stop.is_set():
+                return
+            put(kv, chain_of(number, 4))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    for number in range(20):
+        stored(kv, chain_of(number, 2))
+        say("flushed", number, kv.flush())
+    stop.set()
+    thread.join()
+    die()
+
+
+ALL: dict[str, Callable[..., None]] = {
+    one.__name__: one
+    for one in (store, fill, corrupt_me, loop, reopen, sigterm, sigterm_in_put, exits, locked, forks, grow)
+}
+
+if __name__ == "__main__":
+    ALL[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,218 @@
+"""A store on a fake drive in virtual time: deterministic, stepped by whoever holds it. And what its blocks must hold."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvterrace.buffers import Bytes
+from kvterrace.clock import ManualClock
+from kvterrace.engine.ledger import WritePolicy
+from kvterrace.engine.transfers import Transfer
+from kvterrace.io.base import IoKind, IoRequest
+from kvterrace.io.fake import FakeDevice
+from kvterrace.io.faults import FaultPlan
+from kvterrace.keys import KeyChain, Namespace, chain_keys
+from kvterrace.layout import KVLayout
+from kvterrace.store import Store
+from kvterrace.testing.invariants import check_invariants
+from kvterrace.tiers.directory import StoreDirectory
+from kvterrace.types import Hit
+
+#: A record of two pages (header, 256 B of payload), and one of four (12,288 B in six parts, none on a page boundary but
+#: every second).
+SMALL = Namespace("small", KVLayout(layers=2, kv_heads=1, head_dim=8, dtype="float16", block_tokens=4))
+LARGE = Namespace("large", KVLayout(layers=3, kv_heads=2, head_dim=64, dtype="float16", block_tokens=8))
+SMALL_NBYTES = 2 * 4096
+LARGE_NBYTES = 4 * 4096
+SEGMENT_NBYTES = 64 << 10
+UNTOUCHED = 0xA5
+
+_numbers = itertools.count()
+
+
+def chain_of(namespace: Namespace, path: Sequence[int]) -> KeyChain:
+    """A chain of `len(path)` blocks; chains share as many blocks as their paths share steps."""
+    return _chain_of(namespace, tuple(path))
+
+
+@functools.lru_cache(4096)
+def _chain_of(namespace: Namespace, path: tuple[int, ...]) -> KeyChain:
+    return chain_keys(namespace, np.repeat(np.array(path, np.int64), namespace.layout.block_tokens))
+
+
+@functools.lru_cache(8192)
+def content(key: bytes, nbytes: int) -> bytes:
+    """What the block of `key` holds: from the key alone, by a way that the library does not know."""
+    seed = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
+    return np.random.default_rng(seed).bytes(nbytes)
+
+
+def contents(chain: KeyChain, start: int = 0, stop: int | None = None) -> bytearray:
+    """What blocks `start..stop` hold, end to end."""
+    nbytes = chain.namespace.layout.block_nbytes
+    return bytearray(b"".join(content(key, nbytes) for key in list(chain)[start:stop]))
+
+
+def layer_bytes(chain: KeyChain, index: int, layers: range | None) -> bytes:
+    """What a read of `layers` must bring of block `index`."""
+    layout = chain.namespace.layout
+    whole = content(chain.key(index), layout.block_nbytes)
+    if layers is None:
+        return whole
+    per_layer = layout.block_nbytes // layout.layers
+    return whole[layers.start * per_layer : layers.stop * per_layer]
+
+
+class Box:
+    """A store, its drive and its clock.
+
+    `reads` and `writes` are what the drive was asked for: (file name, offset, bytes), in order of submission.
+    """
+
+    def __init__(
+        self,
+        root: Path | None,
+        *,
+        dram_blocks: int = 12,
+        segments: int = 6,
+        faults: FaultPlan | None = None,
+        busy_after_s: float = 5.0,
+        after_s: float = 2.0,
+        batch_nbytes: int = 8 << 20,
+        parallel: int = 4,
+        latency_s: float = 100e-6,
+        bytes_per_s: float = 2e9,
+    ) -> None:
+        self.clock = ManualClock(1000.0)
+        self.root = root
+        self.partition = f"p{next(_numbers)}"
+        self.faults = faults or FaultPlan()
+        self.dram_nbytes = dram_blocks * SMALL_NBYTES
+        self.cap_nbytes = segments * SEGMENT_NBYTES
+        self.busy_after_s = busy_after_s
+        self.writes_policy = WritePolicy(after_s=after_s, batch_nbytes=batch_nbytes)
+        self.reads: list[tuple[str, int, int]] = []
+        self.writes: list[tuple[str, int, int]] = []
+        self.device = FakeDevice(
+            self.clock, parallel=parallel, faults=self.faults, latency_s=latency_s, bytes_per_s=bytes_per_s
+        )
+        self.store = self._open()
+
+    def _open(self) -> Store:
+        self._watch()
+        directory = None
+        if self.root is not None:
+            directory = StoreDirectory.open(self.root, self.partition, created_unix_s=0.0)
+        return Store(
+            dram_nbytes=self.dram_nbytes,
+            ssd_nbytes=self.cap_nbytes,
+            directory=directory,
+            engine=self.device,
+            clock=self.clock,
+            writes=self.writes_policy,
+            busy_after_s=self.busy_after_s,
+            segment_nbytes=SEGMENT_NBYTES,
+            background=False,
+        )
+
+    def _watch(self) -> None:
+        submit = self.device.submit
+
+        def watched(requests: Sequence[IoRequest]) -> None:
+            for request in requests:
+                log = {IoKind.READ: self.reads, IoKind.WRITE: self.writes}.get(request.kind)
+                if log is not None and request.file is not None:
+                    nbytes = sum(buffer.nbytes for buffer in request.buffers)
+                    log.append((request.file.path.name, request.offset, nbytes))
+            submit(requests)
+
+        self.device.submit = watched  # type: ignore[method-assign]
+
+    def reopen(self, timeout_s: float = 1000.0) -> bool:
+        """Close the store and open it again on the same drive. What `close` said."""
+        fine = self.store.close(timeout_s)
+        self.device = self.device.crash_image(lambda _: True)
+        self.device.faults = self.faults
+        self.store = self._open()
+        return fine
+
+    def step(self, seconds: float = 0.0) -> None:
+        """Let time pass, and the store take in what has happened."""
+        self.clock.advance(seconds)
+        self.store.poll()
+
+    def rest(self, timeout_s: float = 1000.0, tick_s: float = 0.01) -> None:
+        """Go on until no transfer is open and the drive is idle."""
+        limit_s = self.clock.monotonic_s() + timeout_s
+        while self.store._mover.active or self.device.in_flight:
+            assert self.clock.monotonic_s() < limit_s, "the store does not come to rest"
+            self.step(tick_s)
+
+    def put(self, chain: KeyChain, start: int = 0, stop: int | None = None, **options: Any) -> Transfer:
+        return self.store.put(chain, contents(chain, start, stop), start=start, stop=stop, **options)
+
+    def put_now(self, chain: KeyChain, start: int = 0, stop: int | None = None, **options: Any) -> list[Any]:
+        return self.store.wait(self.put(chain, start, stop, **options))
+
+    def get_now(self, chain: KeyChain, start: int = 0, stop: int | None = None, **options: Any) -> list[Any]:
+        """Read, and compare what arrived; the outcomes."""
+        got = Get(self.store, chain, start, stop, **options)
+        self.store.wait(got.transfer)
+        got.check()
+        return got.transfer.outcomes
+
+    def cool(self) -> None:
+        """Write everything, and empty DRAM."""
+        assert self.store.flush(1000.0)
+        self.store._core.ledger.evict_idle()
+
+    def check(self) -> None:
+        """The books are in order, and the drive holds no more than it may."""
+        check_invariants(self.store)
+        taken = sum(file.allocated_nbytes for file in self.device._medium.names.values())
+        assert taken <= self.cap_nbytes, f"{taken} B on the drive, over the cap of {self.cap_nbytes} B"
+
+
+class Get:
+    """A read in flight, and the memory it may write to."""
+
+    def __init__(
+        self,
+        store: Store,
+        chain: KeyChain,
+        start: int = 0,
+        stop: int | None = None,
+        *,
+        layers: range | None = None,
+        deadline_s: float | None = None,
+    ) -> None:
+        self.chain, self.start, self.layers = chain, start, layers
+        stop = len(chain) if stop is None else stop
+        layout = chain.namespace.layout
+        self.width = layout.block_nbytes if layers is None else layout.block_nbytes // layout.layers * len(layers)
+        self.out: Bytes = np.full((stop - start) * self.width, UNTOUCHED, np.uint8)
+        self.transfer = store.get(chain, self.out, start=start, stop=stop, layers=layers, deadline_s=deadline_s)
+
+    def check(self) -> None:
+        """Hits hold what they must, all other memory is as it was. Only for a transfer that is done."""
+        assert self.transfer.done
+        for at, outcome in enumerate(self.transfer.outcomes):
+            found = self.out[at * self.width : (at + 1) * self.width].tobytes()
+            if isinstance(outcome, Hit):
+                assert found == layer_bytes(self.chain, self.start + at, self.layers), f"wrong bytes as {outcome}"
+            else:
+                assert found == bytes([UNTOUCHED]) * self.width, f"memory was touched and the outcome is {outcome}"
+
+
+def kinds(outcomes: Sequence[object]) -> list[str]:
+    """Names of outcomes, for short comparisons."""
+    return [type(outcome).__name__ for outcome in outcomes]
+
+

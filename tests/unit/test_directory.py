@@ -1,0 +1,117 @@
+"""A store's folder: made, opened, refused; and left as it was when refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from tests.crash.kit import MiB, chain_of, opened, snapshot, stored
+
+from kvterrace import ConfigError, FormatVersionError, KVTerraceError, NotAStoreError, StoreUnusableError
+from kvterrace.tiers.directory import StoreDirectory
+
+_GOOD = {"format_version": 1, "uuid": "00112233445566778899aabbccddeeff", "created_unix_s": 1.5}
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_nobody_else_can_read_a_store(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        with opened(tmp_path / "deep" / "kv") as store:
+            stored(store, chain_of(0, 4))
+    finally:
+        os.umask(before)
+    root = tmp_path / "deep" / "kv"
+    found = [root, *root.rglob("*")]
+    assert len(found) == 8
+    for each in found:
+        assert stat.S_IMODE(each.stat().st_mode) == (0o700 if each.is_dir() else 0o600), each
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (b"", NotAStoreError),
+        (b"{", NotAStoreError),
+        (b"[]", NotAStoreError),
+        (b"null", NotAStoreError),
+        (b"\xff\xfe", NotAStoreError),
+        (b"[" * 100_000, NotAStoreError),
+        (b"{}", NotAStoreError),
+        (json.dumps(_GOOD | {"uuid": "zz"}).encode(), NotAStoreError),
+        (json.dumps(_GOOD | {"uuid": 7}).encode(), NotAStoreError),
+        (json.dumps(_GOOD | {"uuid": None}).encode(), NotAStoreError),
+        (json.dumps(_GOOD | {"format_version": "x"}).encode(), NotAStoreError),
+        (json.dumps(_GOOD | {"format_version": float("inf")}).encode(), NotAStoreError),
+        (json.dumps(_GOOD | {"format_version": 0}).encode(), NotAStoreError),
+        (json.dumps(_GOOD | {"format_version": 2}).encode(), FormatVersionError),
+        (b'{"format_version": 99}', FormatVersionError),
+    ],
+)
+def test_a_store_file_that_cannot_be_believed(tmp_path: Path, content: bytes, kind: type[KVTerraceError]) -> None:
+    with opened(tmp_path / "kv") as store:
+        stored(store, chain_of(0, 4))
+    (tmp_path / "kv" / "store.json").write_bytes(content)
+    before = snapshot(tmp_path)
+    with pytest.raises(kind) as caught:
+        opened(tmp_path / "kv")
+    assert "\n" not in str(caught.value)
+    assert snapshot(tmp_path) == before
+
+
+def test_places_that_are_no_store(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "others").mkdir()
+    (tmp_path / "others" / "photo.jpg").write_text("x")
+    (tmp_path / "lost").mkdir()  # a store whose store.json is gone
+    (tmp_path / "lost" / "partitions").mkdir()
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere" / "deep")
+    (tmp_path / "marker").mkdir()
+    (tmp_path / "marker" / "store.json").mkdir()
+    before = snapshot(tmp_path)
+    for name in ("file", "others", "lost", "file/below", "dangling", "marker"):
+        with pytest.raises(StoreUnusableError) as caught:
+            opened(tmp_path / name)
+        assert "\n" not in str(caught.value)
+        assert name.split("/")[0] in str(caught.value)
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/x", "a\0b", "x" * 65, "-a", "ä", "a\n"])
+def test_partition_names_that_cannot_be(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError):
+        opened(tmp_path / "kv", partition=name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_empty_folder_becomes_a_store_and_a_failed_open_gives_the_lock_back(tmp_path: Path) -> None:
+    (tmp_path / "kv").mkdir()
+    with pytest.raises(ConfigError):
+        opened(tmp_path / "kv", dram_bytes=1 << 50)
+    with opened(tmp_path / "kv", dram_bytes=MiB):
+        pass
+
+
+def test_what_a_namespace_stands_for_is_written_down_once(tmp_path: Path) -> None:
+    with opened(tmp_path / "kv") as store:
+        stored(store, chain_of(0, 2))
+        stored(store, chain_of(1, 2))
+    (file,) = (tmp_path / "kv" / "namespaces").iterdir()
+    namespace = chain_of(0, 1).namespace
+    assert file.name == f"{namespace.digest.hex()}.json"
+    assert json.loads(file.read_text()) == namespace.describe()
+
+
+def test_disowning_leaves_the_lock_to_whoever_has_it_too(tmp_path: Path) -> None:
+    first = StoreDirectory.open(tmp_path / "kv", "main", created_unix_s=0.0)
+    twin = StoreDirectory(first.root, first.partition, first.store_uuid, os.dup(first._lock_fd))
+    twin.disown()
+    twin.close()
+    with pytest.raises(StoreUnusableError):
+        StoreDirectory.open(tmp_path / "kv", "main", created_unix_s=0.0)
+    first.close()
+    first.close()
+    StoreDirectory.open(tmp_path / "kv", "main", created_unix_s=0.0).close()

@@ -1,0 +1,107 @@
+"""The shipped conformance suite, run against DRAM alone, and DRAM over SSD on real files and on a fake drive."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from kvterrace.clock import Clock, ManualClock, SystemClock
+from kvterrace.io import IoEngine, IoKind, PosixEngine
+from kvterrace.io.fake import FakeDevice
+from kvterrace.store import Store, open_store
+from kvterrace.testing.conformance import LadderConformance
+from kvterrace.testing.faults import FaultPlan, FaultyEngine, Hang
+from kvterrace.tiers.directory import StoreDirectory
+
+
+class TestDramAlone(LadderConformance):
+    def open_ladder(self) -> Store:
+        return open_store(None, dram_bytes=self.DRAM_NBYTES, busy_after_s=0.5, sigterm_flush=False)
+
+
+class OnDrive(LadderConformance):
+    """Shared by the ladders with an SSD tier."""
+
+    durable = True
+    has_lower_tier = True
+    background = True
+
+    def engine(self) -> tuple[IoEngine, Clock]:
+        raise NotImplementedError
+
+    def setup_method(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="kvterrace-")
+        self.plan = FaultPlan()
+        super().setup_method()
+
+    def teardown_method(self) -> None:
+        super().teardown_method()
+        self._folder.cleanup()
+
+    def open_ladder(self) -> Store:
+        inner, clock = self.engine()
+        self.faulty = FaultyEngine(inner, self.plan, clock)
+        return Store(
+            dram_nbytes=self.DRAM_NBYTES,
+            ssd_nbytes=self.LOWER_NBYTES,
+            directory=StoreDirectory.open(Path(self._folder.name), "main", created_unix_s=0.0),
+            engine=self.faulty,
+            clock=clock,
+            busy_after_s=20.0,
+            background=self.background,
+        )
+
+    @contextlib.contextmanager
+    def stall(self) -> Iterator[None]:
+        self.plan.add(Hang(), IoKind.READ)
+        yield
+        self.plan.clear()
+        self.faulty.release()
+
+
+class TestSsdOnFiles(OnDrive):
+    def engine(self) -> tuple[IoEngine, Clock]:
+        return PosixEngine(threads=4), SystemClock()
+
+    def damage(self, key: bytes) -> bool:
+        for path in Path(self._folder.name).rglob("*.seg"):
+            at = payload_of(key, path.read_bytes())
+            if at is not None:
+                with path.open("r+b") as file:
+                    file.seek(at + 100)
+                    file.write(b"damaged")
+                return True
+        return False
+
+
+class TestSsdOnAFakeDrive(OnDrive):
+    background = False
+
+    def setup_method(self) -> None:
+        self.clock = ManualClock()
+        self.drive = FakeDevice(self.clock)
+        super().setup_method()
+
+    def engine(self) -> tuple[IoEngine, Clock]:
+        self.drive = self.drive.crash_image(lambda _: True)  # a closed device does not open again
+        return self.drive, self.clock
+
+    def damage(self, key: bytes) -> bool:
+        for path, data in self.drive.snapshot().items():
+            at = payload_of(key, data)
+            if at is not None:
+                self.drive.poke(path, at + 100, b"damaged")
+                return True
+        return False
+
+
+def payload_of(key: bytes, data: bytes) -> int | None:
+    """Where in a segment the payload of a block begins (docs/design.md: one page after the record's header)."""
+    at = data.find(b"KVTRECRD")
+    while at >= 0:
+        if data[at + 88 : at + 120] == key:
+            return at + 4096
+        at = data.find(b"KVTRECRD", at + 1)
+    return None
