@@ -1,4 +1,4 @@
-"""A store on a fake drive in virtual time: deterministic, stepped by whoever holds it. And what its blocks must hold."""
+"""A store on a fake drive in virtual time: deterministic, stepped by who holds it. And what its blocks must hold."""
 
 from __future__ import annotations
 
@@ -103,6 +103,8 @@ class Box:
         self.device = FakeDevice(
             self.clock, parallel=parallel, faults=self.faults, latency_s=latency_s, bytes_per_s=bytes_per_s
         )
+        #: Requests that the store may still submit until the next `check`: an example must not go on for ever.
+        self.patience = 5000
         self.store = self._open()
 
     def _open(self) -> Store:
@@ -126,6 +128,8 @@ class Box:
         submit = self.device.submit
 
         def watched(requests: Sequence[IoRequest]) -> None:
+            self.patience -= len(requests)
+            assert self.patience > 0, "the store is busy and gets nowhere"
             for request in requests:
                 log = {IoKind.READ: self.reads, IoKind.WRITE: self.writes}.get(request.kind)
                 if log is not None and request.file is not None:
@@ -143,28 +147,42 @@ class Box:
         self.store = self._open()
         return fine
 
+    def wait(self, transfer: Transfer, timeout_s: float = 100.0) -> None:
+        """As `Store.wait`, but a loop in which no time passes fails rather than hangs."""
+        limit_s, rounds = self.clock.monotonic_s() + timeout_s, 0
+        while not transfer.done and self.clock.monotonic_s() < limit_s:
+            rounds += 1
+            assert rounds < 20_000, "the store is busy and gets nowhere"
+            driver, mover = self.store._driver, self.store._mover
+            driver._step(min(limit_s - self.clock.monotonic_s(), mover.timeout_s()))
+        self.store.wait(transfer, 0.0)
+
     def step(self, seconds: float = 0.0) -> None:
         """Let time pass, and the store take in what has happened."""
         self.clock.advance(seconds)
         self.store.poll()
 
-    def rest(self, timeout_s: float = 1000.0, tick_s: float = 0.01) -> None:
+    def rest(self, timeout_s: float = 100.0, tick_s: float = 0.05) -> None:
         """Go on until no transfer is open and the drive is idle."""
-        limit_s = self.clock.monotonic_s() + timeout_s
-        while self.store._mover.active or self.device.in_flight:
-            assert self.clock.monotonic_s() < limit_s, "the store does not come to rest"
+        for _ in range(round(timeout_s / tick_s)):
+            if not self.store._mover.active and not self.device.in_flight:
+                return
             self.step(tick_s)
+        stats = self.store.stats()
+        raise AssertionError(f"the store does not come to rest: {stats}, {self.store._core.ledger.space}")
 
     def put(self, chain: KeyChain, start: int = 0, stop: int | None = None, **options: Any) -> Transfer:
         return self.store.put(chain, contents(chain, start, stop), start=start, stop=stop, **options)
 
     def put_now(self, chain: KeyChain, start: int = 0, stop: int | None = None, **options: Any) -> list[Any]:
-        return self.store.wait(self.put(chain, start, stop, **options))
+        transfer = self.put(chain, start, stop, **options)
+        self.wait(transfer)
+        return transfer.outcomes
 
     def get_now(self, chain: KeyChain, start: int = 0, stop: int | None = None, **options: Any) -> list[Any]:
         """Read, and compare what arrived; the outcomes."""
         got = Get(self.store, chain, start, stop, **options)
-        self.store.wait(got.transfer)
+        self.wait(got.transfer)
         got.check()
         return got.transfer.outcomes
 
@@ -176,6 +194,7 @@ class Box:
     def check(self) -> None:
         """The books are in order, and the drive holds no more than it may."""
         check_invariants(self.store)
+        self.patience = 5000
         taken = sum(file.allocated_nbytes for file in self.device._medium.names.values())
         assert taken <= self.cap_nbytes, f"{taken} B on the drive, over the cap of {self.cap_nbytes} B"
 
@@ -214,5 +233,3 @@ class Get:
 def kinds(outcomes: Sequence[object]) -> list[str]:
     """Names of outcomes, for short comparisons."""
     return [type(outcome).__name__ for outcome in outcomes]
-
-

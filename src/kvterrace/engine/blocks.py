@@ -1,4 +1,4 @@
-"""The block table: what the index knows of each block, one column for each fact (about 66 B a block)."""
+"""The block table: what the index knows of each block, one column for each fact (about 74 B a block)."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class BlockTable:
         ("page", np.int32, NOWHERE),
         ("put_seq", np.int64, 0),
         ("run", np.int32, NOWHERE),
-        ("pins", np.int16, 0),
-        ("users", np.int16, 0),
+        ("pins", np.int32, 0),
+        ("users", np.int32, 0),
         ("writing", np.bool_, 0),
         ("spent", np.bool_, 0),
         ("score", np.float32, 0),
@@ -68,8 +68,8 @@ class BlockTable:
     page: npt.NDArray[np.int32]
     put_seq: npt.NDArray[np.int64]
     run: npt.NDArray[np.int32]
-    pins: npt.NDArray[np.int16]
-    users: npt.NDArray[np.int16]
+    pins: npt.NDArray[np.int32]
+    users: npt.NDArray[np.int32]
     writing: npt.NDArray[np.bool_]
     spent: npt.NDArray[np.bool_]
     score: npt.NDArray[np.float32]

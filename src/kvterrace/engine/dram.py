@@ -4,7 +4,10 @@ room.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
+import numpy.typing as npt
 
 from kvterrace.engine.blocks import NOWHERE, BlockTable, DramState, Ids
 from kvterrace.engine.extents import ExtentAllocator
@@ -13,6 +16,9 @@ from kvterrace.format.record import PAGE_NBYTES
 from kvterrace.policy.eviction import EvictionPolicy
 
 __all__ = ["DramSpace"]
+
+#: Runs that are looked at one by one for something to give up, before all are looked at at once.
+_RUNS_TRIED = 16
 
 
 class DramSpace:
@@ -33,17 +39,17 @@ class DramSpace:
         """Size of the arena."""
         return self.allocator.nbytes
 
-    def take(self, block: int, offset: int, state: DramState) -> None:
-        """`block` has the extent at `offset` as its slot."""
+    def take(self, ids: Ids, offsets: list[int], state: DramState) -> None:
+        """Blocks `ids` have the extents at `offsets` as their slots."""
         table = self._table
-        assert table.state[block] == DramState.EMPTY, "a block has one slot"
-        table.slot[block] = offset // PAGE_NBYTES
-        table.state[block] = state
-        run = int(table.run[block])
-        count = self._resident.get(run, 0)
-        self._resident[run] = count + 1
-        if not count:
-            self.policy.insert(run)
+        assert not table.state[ids].any(), "a block has one slot"
+        table.slot[ids] = np.array(offsets, np.int64) // PAGE_NBYTES
+        table.state[ids] = state
+        for run in table.run[ids].tolist():
+            count = self._resident.get(run, 0)
+            self._resident[run] = count + 1
+            if not count:
+                self.policy.insert(run)
 
     def free(self, block: int) -> None:
         """Give the slot of `block` back. Nobody may be reading or filling it any more."""
@@ -77,23 +83,23 @@ class DramSpace:
         """Byte offset of the slot of `block` in the arena."""
         return int(self._table.slot[block]) * PAGE_NBYTES
 
-    def victims(self, nbytes: int, slot_nbytes: dict[int, int], *, droppable: bool) -> Ids:
+    def victims(self, nbytes: int, slot_nbytes: dict[int, int], *, droppable: bool, keep: Collection[int] = ()) -> Ids:
         """Blocks to give up for `nbytes` of room, in the policy's order, tails first; fewer if there are no more.
 
-        A block goes if nobody uses or pins it and a copy of it is below, or the tier below is done with it; if
-        `droppable`, also if this is its last copy. The order
-        brings what hangs on a block before the block itself. `slot_nbytes` gives a slot's size by namespace number.
+        A block goes if nobody uses or pins it, and a copy of it is below or the tier below is done with it; if
+        `droppable`, also if this is its last copy. In the runs `keep` no last copy goes. The order brings
+        what hangs on a block before the block itself. `slot_nbytes` gives a slot's size by namespace number.
         """
-        table = self._table
         chosen: list[Ids] = []
-        for number in self.policy.order():
+        promising: set[int] | None = None
+        for tried, number in enumerate(self.policy.order()):
+            if tried == _RUNS_TRIED:
+                promising = self._with_victims(droppable=droppable)
+            if promising is not None and number not in promising:
+                continue
             run = self._tree.run(number)
             ids = run.ids[::-1]
-            idle = (table.state[ids] == DramState.READY) & (table.users[ids] == 0) & (table.pins[ids] == 0)
-            goes = idle & ~table.writing[ids]
-            if not droppable:
-                goes &= (table.segment[ids] != NOWHERE) | table.spent[ids]
-            found = ids[goes]
+            found = ids[self._may_go(ids, droppable=droppable, kept=number in keep)]
             if not len(found):
                 continue
             enough = -(-nbytes // slot_nbytes[run.namespace])
@@ -102,3 +108,18 @@ class DramSpace:
             if nbytes <= 0:
                 break
         return np.concatenate(chosen) if chosen else np.zeros(0, np.int32)
+
+    def _may_go(self, ids: Ids | slice, *, droppable: bool, kept: bool) -> npt.NDArray[np.bool_]:
+        table = self._table
+        goes: npt.NDArray[np.bool_] = (table.state[ids] == DramState.READY) & ~table.writing[ids]
+        goes &= (table.users[ids] == 0) & (table.pins[ids] == 0)
+        if kept:
+            goes &= table.segment[ids] != NOWHERE
+        elif not droppable:
+            goes &= (table.segment[ids] != NOWHERE) | table.spent[ids]
+        return goes
+
+    def _with_victims(self, *, droppable: bool) -> set[int]:
+        """Runs that have a block to give up: one pass over the table, where many runs have none."""
+        runs = self._table.run[self._may_go(slice(None), droppable=droppable, kept=False)]
+        return set(np.unique(runs).tolist())

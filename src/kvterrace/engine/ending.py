@@ -83,7 +83,7 @@ def settle(mover: Mover, driver: Driver, timeout_s: float) -> tuple[bool, bool]:
             writer.seal_open()
             mover.pump()
         fine &= driver.wait_for(lambda: writer.idle, left_s())
-        fine &= _sync(mover, driver, left_s()) and not core.ledger.has_dirty
+        fine &= _sync(mover, driver, left_s()) and not writer.owes(core.ledger.next_put_seq)
     driver.stop(left_s())
     with driver.lock:
         if core.files is not None:

@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 
 from kvterrace.buffers import Bytes
-from kvterrace.engine.blocks import NOWHERE, DramState
+from kvterrace.engine.blocks import DramState, Ids
 from kvterrace.engine.core import Core, OnResult
 from kvterrace.engine.transfers import Transfer
 from kvterrace.format.checksum import crc32c
@@ -58,83 +59,111 @@ class Filler:
         return len(self._waiting)
 
     def start(self, transfer: Transfer) -> None:
-        """Begin a put. Its blocks are taken at once as far as there is room and nobody stands in line before it."""
+        """Put a transfer in line; `pump` takes its blocks."""
         core = self._core
-        now_s = core.clock.monotonic_s()
         assert transfer.chain is not None
         known = core.ledger.find(transfer.chain, transfer.start)
-        core.ledger.touch(transfer.chain, len(known), now_s)
+        core.ledger.touch(transfer.chain, len(known), core.clock.monotonic_s())
         self._waiting.append((transfer, transfer.start))
-        self.pump(now_s)
 
     def pump(self, now_s: float) -> None:
-        """Take blocks of waiting puts, in order; answer Busy to those that have waited too long."""
-        while self._waiting:
-            transfer, index = self._waiting[0]
-            index = self._take(transfer, index, now_s)
-            if index < transfer.stop:
-                self._waiting[0] = (transfer, index)
-                break
-            self._waiting.popleft()
-        while self._waiting:
-            transfer, _ = self._waiting[0]
-            limit_s = transfer.submitted_s + self._busy_after_s
-            if transfer.deadline_s is not None:
-                limit_s = min(limit_s, transfer.deadline_s)
-            if now_s < limit_s:
-                return
-            transfer.give_up(Busy())
-            self._waiting.popleft()
+        """Take blocks of waiting puts, in order, until one finds no room; answer Busy to those that have waited too
+        long.
+        """
+        waiting, self._waiting = self._waiting, deque()
+        blocked = False
+        for transfer, at in waiting:
+            index = at if blocked else self._take(transfer, at, now_s)
+            if index == transfer.stop or not transfer.is_open(index):  # all taken, or given up by somebody else
+                continue
+            if now_s >= self._limit_s(transfer):
+                transfer.give_up(Busy())
+                continue
+            blocked = True
+            self._waiting.append((transfer, index))
+
+    def _limit_s(self, transfer: Transfer) -> float:
+        """Until when a put may wait for room."""
+        if transfer.deadline_s is not None:
+            return transfer.deadline_s
+        return transfer.submitted_s + self._busy_after_s
 
     def _take(self, transfer: Transfer, index: int, now_s: float) -> int:
         """Take blocks from `index` on; returns the first that found no room (`stop` if none)."""
-        core, ledger, table = self._core, self._core.ledger, self._core.ledger.table
-        assert transfer.chain is not None
-        namespace = core.numbers[transfer.chain.namespace.digest]
+        core, ledger = self._core, self._core.ledger
+        chain = transfer.chain
+        assert chain is not None
         fills: list[_Fill] = []
+        known = ledger.find(chain, transfer.stop)
         while index < transfer.stop and transfer.is_open(index):
-            block = ledger.insert(transfer.chain, index, namespace=namespace, sequence=transfer.sequence, now_s=now_s)
-            if block is None:
-                for rest in range(index, transfer.stop):
-                    transfer.settle(
-                        rest, Rejected(f"block {index - 1} of the chain is not on the ladder; put it first")
-                    )
+            there = ledger.on_ladder(known)
+            whole = len(there) if there.all() else int(np.argmin(there))
+            if whole < index:  # what block `index` hangs on is not there: it could not be found
+                self._answer_orphans(transfer, index, whole, known, there)
                 index = transfer.stop
                 break
-            outcome: PutOutcome | None = None
-            if ledger.is_doomed(block):
-                outcome = Busy()
-            elif table.state[block] != DramState.EMPTY:
-                outcome = Present(Tier.DRAM)
-            elif table.segment[block] != NOWHERE:
-                outcome = Present(Tier.SSD)
-            if outcome is not None:
-                transfer.settle(index, outcome)
+            for block in known[index:whole].tolist():
+                in_dram = ledger.table.state[block] != DramState.EMPTY
+                transfer.settle(index, Present(Tier.DRAM if in_dram else Tier.SSD))
                 index += 1
-                continue
-            ids = np.array([block], np.int32)
-            ledger.hold(ids)
-            put_seq = ledger.begin_fill(block)
-            if put_seq is None:
-                ledger.let_go(block)
+            if index == transfer.stop:
                 break
-            fills.append(_Fill(transfer, index, block, core.slot(block), self._header(transfer, index, put_seq)))
-            index += 1
-        ledger.touch(transfer.chain, index, now_s)
-        requests = []
-        for at in range(0, len(fills), _FILL_BLOCKS):
-            group = fills[at : at + _FILL_BLOCKS]
-            requests.append(
-                IoRequest(
-                    IoKind.CALL,
-                    IoClass.PREFETCH,
-                    finish=partial(_fill_all, group),
-                    tag=self._on_filled(group),
+            if index < len(known) and ledger.doomed(known[index : index + 1]).any():
+                self._answer_orphans(transfer, index, whole, known, there)
+                index = transfer.stop
+                break
+            if index < len(known):  # known, and without a copy
+                block = int(known[index])
+                ledger.hold(known[index : index + 1])
+                first = ledger.begin_fill(block)
+                if first is None:
+                    ledger.let_go(block)
+                    break
+                fills.append(self._fill(transfer, index, block, first))
+                index += 1
+            else:
+                ids, put_seq = ledger.begin_put(
+                    chain,
+                    index,
+                    transfer.stop,
+                    namespace=core.numbers[chain.namespace.digest],
+                    sequence=transfer.sequence,
+                    now_s=now_s,
                 )
-            )
+                for more, block in enumerate(ids.tolist()):
+                    fills.append(self._fill(transfer, index + more, block, put_seq + more))
+                index += len(ids)
+                break
+            known = ledger.find(chain, transfer.stop)  # making room may have cut what hung behind
+        ledger.touch(chain, index, now_s)
+        requests = [
+            IoRequest(IoKind.CALL, IoClass.PREFETCH, finish=partial(_fill_all, group), tag=self._on_filled(group))
+            for group in (fills[at : at + _FILL_BLOCKS] for at in range(0, len(fills), _FILL_BLOCKS))
+        ]
         if requests:
             core.engine.submit(requests)
         return index
+
+    def _answer_orphans(
+        self, transfer: Transfer, index: int, gap: int, known: Ids, there: npt.NDArray[np.bool_]
+    ) -> None:
+        """Blocks from `index` on cannot be taken because of block `gap`: it is not there, or it was invalidated and is
+        still in use.
+        """
+        ledger = self._core.ledger
+        outcome: PutOutcome = Rejected(f"block {gap} of the chain is not on the ladder; put it first")
+        if ledger.doomed(known[gap : gap + 1]).any():
+            outcome = Busy()
+        for at in range(index, transfer.stop):
+            if at < len(known) and there[at]:
+                in_dram = ledger.table.state[known[at]] != DramState.EMPTY
+                transfer.settle(at, Present(Tier.DRAM if in_dram else Tier.SSD))
+            else:
+                transfer.settle(at, outcome)
+
+    def _fill(self, transfer: Transfer, index: int, block: int, put_seq: int) -> _Fill:
+        header = self._header(transfer, index, put_seq)
+        return _Fill(transfer, index, block, self._core.slot(block), header)
 
     def _header(self, transfer: Transfer, index: int, put_seq: int) -> RecordHeader:
         core, chain = self._core, transfer.chain

@@ -6,16 +6,18 @@ anything. Production, replay and simulation drive the same ledger. Not thread-sa
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from kvterrace.engine.blocks import NOWHERE, BlockTable, DramState, Ids
 from kvterrace.engine.dram import DramSpace
 from kvterrace.engine.space import Segment, SegmentSpace
 from kvterrace.engine.tree import Run, RunTree
 from kvterrace.format.record import PAGE_NBYTES
-from kvterrace.keys import KeyChain
+from kvterrace.keys import KEY_NBYTES, KeyChain
 from kvterrace.policy.eviction import EvictionPolicy, LruTailFirst
 from kvterrace.types import Tier
 
@@ -84,6 +86,8 @@ class Ledger:
         self.can_write = space is not None
         self.dropped_blocks = 0
         self.dirty_nbytes = 0
+        #: Whether the last `next_write` found something to write for which the open segment had no room.
+        self.segment_is_full = False
         self._slot_nbytes: dict[int, int] = {}
         self._dirty: dict[
             int, float
@@ -103,20 +107,32 @@ class Ledger:
         steps = self.tree.walk(chain, stop)
         if not steps:
             return np.zeros(0, np.int32)
-        return np.concatenate([run.ids[:count] for run, count in steps])
+        if len(steps) == 1:
+            return steps[0][0].ids[: steps[0][1]]
+        return np.concatenate([run.ids if count == len(run) else run.ids[:count] for run, count in steps])
+
+    def on_ladder(self, ids: Ids) -> npt.NDArray[np.bool_]:
+        """For each block, whether it has a copy, or one on its way into DRAM, and was not invalidated."""
+        there: npt.NDArray[np.bool_] = (self.table.state[ids] != DramState.EMPTY) | (self.table.segment[ids] != NOWHERE)
+        if self._doomed:
+            there &= ~self.doomed(ids)
+        return there
+
+    def doomed(self, ids: Ids) -> npt.NDArray[np.bool_]:
+        """For each block, whether it was invalidated and only waits for its users to end."""
+        if not self._doomed:
+            return np.zeros(len(ids), np.bool_)
+        found: npt.NDArray[np.bool_] = np.isin(ids, list(self._doomed))
+        return found
 
     def resident(self, ids: Ids) -> list[Tier]:
         """Tier of each block, cut before the first without a copy: what `match` answers for a chain."""
         ready = self.table.state[ids] == DramState.READY
         there = ready | (self.table.segment[ids] != NOWHERE)
         if self._doomed:
-            there &= ~np.isin(ids, list(self._doomed))
+            there &= ~self.doomed(ids)
         count = len(ids) if there.all() else int(np.argmin(there))
         return [Tier.DRAM if hot else Tier.SSD for hot in ready[:count].tolist()]
-
-    def is_doomed(self, block: int) -> bool:
-        """Whether the block was invalidated and only waits for its users to end."""
-        return block in self._doomed
 
     def run_of(self, block: int) -> Run:
         """The run that a block belongs to."""
@@ -146,9 +162,8 @@ class Ledger:
         at = 0
         for run, count in steps:
             since_s = now_s - self._scored_s.get(run.number, now_s)
-            ids = run.ids[:count]
-            self.table.score[ids] *= 0.5 ** (since_s / SCORE_HALF_LIFE_S)
-            self.table.score[ids] += scores[at : at + count]
+            self.table.score[run.ids] *= 0.5 ** (since_s / SCORE_HALF_LIFE_S)
+            self.table.score[run.ids[:count]] += scores[at : at + count]
             self._scored_s[run.number] = now_s
             at += count
 
@@ -160,6 +175,8 @@ class Ledger:
         since = self._dirty.get(run.number)
         if since is not None:
             self._dirty[tail.number] = since
+            self._settle_dirty(run)
+            self._settle_dirty(tail)
 
     def hold(self, ids: Ids) -> None:
         """A transfer uses these blocks: none is forgotten, no slot of theirs moves, until `let_go`."""
@@ -171,10 +188,16 @@ class Ledger:
         assert self.table.users[block] >= 0, "a block was let go more often than held"
         if self.table.users[block]:
             return
-        if block in self._doomed and not self.table.pins[block]:
+        self._tidy(block)
+
+    def _tidy(self, block: int) -> None:
+        """Nobody uses the block any more, or nobody pins it: what waited for that is done now."""
+        table = self.table
+        if self._doomed and block in self._doomed and not table.pins[block] and not table.users[block]:
             self._doomed.discard(block)
             self._drop_copies(block)
-        if self.table.slot[block] == NOWHERE and self.table.segment[block] == NOWHERE:
+            self._settle_dirty(self.run_of(block))
+        if table.slot[block] == NOWHERE and table.segment[block] == NOWHERE:
             self.prune(self.run_of(block))
 
     def pin(self, ids: Ids) -> None:
@@ -185,33 +208,64 @@ class Ledger:
         """Undo one `pin`."""
         self.table.pins[ids] -= 1
         assert (self.table.pins[ids] >= 0).all(), "a block was unpinned more often than pinned"
-        for block in ids[::-1].tolist():
-            if block in self._doomed and not self.table.pins[block] and not self.table.users[block]:
-                self.hold(np.array([block], np.int32))
-                self.let_go(block)
+        nowhere = (self.table.slot[ids] == NOWHERE) & (self.table.segment[ids] == NOWHERE)
+        for block in ids[(self.table.pins[ids] == 0) & (nowhere | self.doomed(ids))][::-1].tolist():
+            if self.table.run[block] != NOWHERE:  # not pruned together with one behind it
+                self._tidy(block)
 
     # -- room in DRAM --------------------------------------------------------------------------------------------------
 
     def reserve(self, block: int, state: DramState) -> bool:
         """Give `block` a slot, making room if need be; False if every slot is in use, pinned or waits to be written."""
-        need = self._slot_nbytes[self.run_of(block).namespace]
-        offset = self.reserve_extent(need)
-        if offset is None:
-            return False
-        self.dram.take(block, offset, state)
-        return True
+        return self.reserve_all(np.array([block], np.int32), state, last_copies=True) == 1
+
+    def reserve_all(self, ids: Ids, state: DramState, *, last_copies: bool) -> int:
+        """Give blocks of one namespace slots, in order, as many as there is room for; returns how many.
+
+        For room, blocks that have a copy below are given up; with `last_copies`, where nothing can be written, others,
+        too, but none that these blocks hang on.
+        """
+        if not len(ids):
+            return 0
+        keep: set[int] = set()
+        for number in set(self.table.run[ids].tolist()):
+            run: Run | None = self.tree.run(number)
+            while run is not None and run.number not in keep:
+                keep.add(run.number)
+                run = run.parent
+        nbytes = self._slot_nbytes[self.run_of(int(ids[0])).namespace]
+        offsets = self._extents(nbytes, len(ids), last_copies=last_copies, keep=keep)
+        self.dram.take(ids[: len(offsets)], offsets, state)
+        return len(offsets)
 
     def reserve_extent(self, nbytes: int) -> int | None:
         """A piece of the arena that belongs to no block (staging), or None. Give it back with `dram.allocator.free`."""
-        allocator = self.dram.allocator
-        while (offset := allocator.allocate(nbytes)) is None:
-            victims = self.dram.victims(nbytes, self._slot_nbytes, droppable=not self.can_write)
-            if not len(victims):
-                return None
-            for block in victims.tolist():
-                if self.table.state[block] == DramState.READY:
-                    self._evict(block)
-        return offset
+        offsets = self._extents(nbytes, 1, last_copies=True, keep=())
+        return offsets[0] if offsets else None
+
+    def _extents(self, nbytes: int, count: int, *, last_copies: bool, keep: Collection[int]) -> list[int]:
+        """Up to `count` extents of `nbytes`. Blocks that have a copy below are given up for them.
+
+        `last_copies`: where nothing can be written, blocks without one are given up, too, except in the runs `keep`.
+        """
+        allocate, state = self.dram.allocator.allocate, self.table.state
+        droppable = last_copies and not self.can_write
+        offsets: list[int] = []
+        victims: list[int] = []
+        while len(offsets) < count:
+            offset = allocate(nbytes)
+            if offset is not None:
+                offsets.append(offset)
+                continue
+            if not victims:
+                wanted = nbytes * (count - len(offsets))
+                victims = self.dram.victims(wanted, self._slot_nbytes, droppable=droppable, keep=keep)[::-1].tolist()
+                if not victims:
+                    break
+            block = victims.pop()
+            if state[block] == DramState.READY:  # not gone together with one that it hung on
+                self._evict(block)
+        return offsets
 
     def _evict(self, block: int) -> None:
         if self.table.segment[block] != NOWHERE:
@@ -236,36 +290,67 @@ class Ledger:
         cold DRAM tier).
         """
         for block in self.dram.victims(self.dram.nbytes + PAGE_NBYTES, self._slot_nbytes, droppable=False).tolist():
-            self.dram.free(block)
+            if self.table.state[block] == DramState.READY:  # not gone together with one that it hung on
+                self._evict(block)
 
     # -- put -----------------------------------------------------------------------------------------------------------
 
+    def begin_put(
+        self, chain: KeyChain, at: int, stop: int, *, namespace: int, sequence: bytes, now_s: float
+    ) -> tuple[Ids, int]:
+        """New blocks for `chain`, of which the index knows the first `at` blocks and no more: up to block `stop`, as
+        many as there is room for.
+
+        Each has a slot to be filled and is held. Returns their ids and the put-sequence number of the first; those of
+        the others follow.
+        """
+        keep = {run.number for run, _ in self.tree.walk(chain, at)}
+        offsets = self._extents(self._slot_nbytes[namespace], stop - at, last_copies=True, keep=keep)
+        if not offsets:
+            return np.zeros(0, np.int32), 0
+        stop = at + len(offsets)
+        ids = self._append(chain, at, stop, namespace=namespace, sequence=sequence, now_s=now_s)
+        self.dram.take(ids, offsets, DramState.FILLING)
+        self.hold(ids)
+        return ids, self._number(ids)
+
     def insert(self, chain: KeyChain, index: int, *, namespace: int, sequence: bytes, now_s: float) -> int | None:
-        """The block `index` of `chain`, new if the index does not know it; None if the block before it is unknown."""
-        steps = self.tree.walk(chain, index + 1)
-        known = sum(count for _, count in steps)
-        if known > index:
-            run, count = steps[-1]
-            return int(run.ids[count - 1])
-        if known < index:
+        """The block `index` of `chain`, new if the index does not know it; None if the block before it is unknown. For
+        who fills one by one (replay, simulation); see `begin_put`.
+        """
+        known = self.find(chain, index + 1)
+        if len(known) > index:
+            return int(known[index])
+        if len(known) < index:
             return None
-        parent: Run | None = None
-        if steps:
-            parent, count = steps[-1]
-            if count < len(parent):
-                self._split(parent, count)
-        run, ids = self.tree.append(
-            parent, chain.key(index), namespace=namespace, sequence=sequence, depth=index, now_s=now_s
-        )
-        return int(ids[0])
+        return int(self._append(chain, index, index + 1, namespace=namespace, sequence=sequence, now_s=now_s)[0])
 
     def begin_fill(self, block: int) -> int | None:
-        """Give a new block a slot for a put to fill; returns its put-sequence number, or None if there is no room."""
+        """Give a known block without a copy a slot for a put to fill; returns its put-sequence number, or None if there
+        is no room.
+        """
         if not self.reserve(block, DramState.FILLING):
             return None
-        self.table.put_seq[block] = self.next_put_seq
-        self.next_put_seq += 1
-        return self.next_put_seq - 1
+        return self._number(np.array([block], np.int32))
+
+    def _append(self, chain: KeyChain, at: int, stop: int, *, namespace: int, sequence: bytes, now_s: float) -> Ids:
+        """Blocks `at..stop` of `chain`, of which the index knows the first `at` and no more."""
+        parent: Run | None = None
+        if at:
+            steps = self.tree.walk(chain, at)
+            parent, count = steps[-1]
+            assert sum(step[1] for step in steps) == at, "what new blocks hang on is not there"
+            if count < len(parent):
+                self._split(parent, count)
+        keys = chain.data[at * KEY_NBYTES : stop * KEY_NBYTES]
+        return self.tree.append(parent, keys, namespace=namespace, sequence=sequence, depth=at, now_s=now_s)[1]
+
+    def _number(self, ids: Ids) -> int:
+        """Give blocks their put-sequence numbers; returns the first."""
+        first = self.next_put_seq
+        self.next_put_seq += len(ids)
+        self.table.put_seq[ids] = np.arange(first, self.next_put_seq)
+        return first
 
     def filled(self, block: int, now_s: float) -> None:
         """A put has filled the slot: the block is ready, and has no copy below."""
@@ -285,9 +370,13 @@ class Ledger:
         """A read has filled the slot with verified bytes: a second copy, free to be given up again."""
         self.table.state[block] = DramState.READY
 
-    def lost(self, block: int, now_s: float) -> None:
-        """The SSD copy was found to be wrong or gone. What hangs on the block stays: it may be stored again."""
+    def lost(self, block: int, now_s: float, *, segment: int | None = None, page: int = NOWHERE) -> None:
+        """The SSD copy (if given: the one at that place; the block may have another by now) was found to be wrong or
+        gone. What hangs on the block stays: it may be stored again.
+        """
         if self.table.segment[block] == NOWHERE:
+            return
+        if segment is not None and (self.table.segment[block] != segment or self.table.page[block] != page):
             return
         self._lose(block)
         if self.table.state[block] == DramState.READY:
@@ -327,6 +416,7 @@ class Ledger:
         `pressed`: write what there is without waiting for it to be idle (room is wanted, or a flush).
         """
         segment = None if self.space is None else self.space.open
+        self.segment_is_full = False
         if segment is None or not self.can_write:
             return None
         pressed = pressed or self.dirty_nbytes > self.writes.dirty_fraction * self.dram.nbytes
@@ -334,20 +424,25 @@ class Ledger:
         offset = nbytes = 0
         for number, since in list(self._dirty.items()):
             run = self.tree.run(number)
-            if not pressed and max(since, float(self.tree.used_s[number])) + self.writes.after_s > now_s:
+            if not pressed and since + self.writes.after_s > now_s:
+                break  # and so for all behind it, or nearly so
+            used_s = float(self.tree.used_s[number])
+            if not pressed and used_s + self.writes.after_s > now_s:
+                del self._dirty[number]  # used since: to be looked at again when it may be idle
+                self._dirty[number] = used_s
                 continue
             record_nbytes = self._slot_nbytes[run.namespace]
             for block in self._writable(run).tolist():
-                if not (chosen == [] or nbytes + record_nbytes <= self.writes.batch_nbytes):
+                if chosen and nbytes + record_nbytes > self.writes.batch_nbytes:
                     break
                 if not self._fits(segment, run):
+                    self.segment_is_full = True
                     break
                 at = self._place(segment, run)
                 offset = offset or at
                 nbytes += record_nbytes
                 chosen.append(block)
             else:
-                self._settle_dirty(run)
                 continue
             break
         if not chosen:
@@ -375,24 +470,21 @@ class Ledger:
         dirty = (table.state[ids] == DramState.READY) & (table.segment[ids] == NOWHERE) & ~table.spent[ids]
         found: Ids = ids[dirty]
         if self._doomed:
-            found = found[~np.isin(found, list(self._doomed))]
+            found = found[~self.doomed(found)]
         return found
 
     def needs_segment(self) -> bool:
-        """Whether dirty blocks wait and the open segment cannot take the next of them (or there is none)."""
-        segment = None if self.space is None else self.space.open
-        for number in self._dirty:
-            run = self.tree.run(number)
-            if len(self._writable(run)):
-                return segment is None or not self._fits(segment, run)
-        return False
+        """Whether dirty blocks wait and the open segment could not take the next of them (or there is none)."""
+        if self.space is None or self.space.open is not None:
+            return self.segment_is_full
+        return any(len(self._writable(self.tree.run(number))) for number in self._dirty)
 
     def _settle_dirty(self, run: Run) -> None:
         """Take `run` off the list of dirty ones if nothing of it waits or is under way."""
         table, ids = self.table, run.ids
         dirty = (table.state[ids] == DramState.READY) & (table.segment[ids] == NOWHERE) & ~table.spent[ids]
-        if not dirty.any():
-            self._dirty.pop(run.number, None)
+        if run.number in self._dirty and not dirty.any():
+            del self._dirty[run.number]
 
     def written(self, batch: WriteBatch) -> None:
         """A write has ended well: the copies count from now on."""
@@ -416,9 +508,10 @@ class Ledger:
     def _end_write(self, batch: WriteBatch) -> None:
         batch.segment.writers -= 1
         self.table.writing[batch.ids] = False
+        runs = {self.tree.run(number) for number in set(self.table.run[batch.ids].tolist())}
         for block in batch.ids.tolist():
-            run = self.run_of(block)
             self.let_go(block)
+        for run in runs:
             self._settle_dirty(run)
 
     # -- giving up -----------------------------------------------------------------------------------------------------
@@ -427,23 +520,23 @@ class Ledger:
         """Give up the blocks of `chain` from `start` on, and all that hangs on them; those in use as soon as they are
         let go.
 
-        Returns the keys that have a copy on the SSD, or are about to.
+        Returns their keys, also of those that the index does not know: a record that it has let go of may still lie in
+        a segment, and must not come back with a restart.
         """
         steps = self.tree.walk(chain)
-        if sum(count for _, count in steps) <= start:
-            return []
         at = 0
+        keys: list[bytes] = []
         for run, count in steps:
             if at + count > start:
                 cut = max(0, start - at)
                 ids = np.concatenate([run.ids[cut:], *(child.ids for child in self.tree.below(run))])
-                below = (self.table.segment[ids] != NOWHERE) | self.table.writing[ids]
-                keys = [self.key_of(block) for block in ids[below].tolist()]
+                keys = [self.key_of(block) for block in ids.tolist()]
                 self._doomed.update(ids[(self.table.users[ids] > 0) | (self.table.pins[ids] > 0)].tolist())
                 self._forget(run, cut, dropping=False)
-                return keys
+                break
             at += count
-        return []
+        known = sum(count for _, count in steps)
+        return keys + [chain.key(index) for index in range(max(start, known), len(chain))]
 
     def forget(self, block: int) -> None:
         """Drop a block and all that hangs on it, except what is in use or pinned."""
@@ -457,14 +550,17 @@ class Ledger:
         for ids in lost:
             free = (self.table.users[ids] == 0) & (self.table.pins[ids] == 0)
             for block in ids[free].tolist():
-                self._drop_copies(block)
-                self.dropped_blocks += dropping
+                self.dropped_blocks += self._drop_copies(block) and dropping
+        for one in (run, *below):
+            self._settle_dirty(one)
         for child in reversed(below):
             self.prune(child)
         self.prune(run)
 
-    def _drop_copies(self, block: int) -> None:
+    def _drop_copies(self, block: int) -> bool:
+        """Give up every copy of a block; whether there was one."""
         table = self.table
+        had = bool(table.slot[block] != NOWHERE or table.segment[block] != NOWHERE)
         dirty = table.state[block] == DramState.READY and table.segment[block] == NOWHERE
         if dirty and not table.spent[block]:
             self.dirty_nbytes -= self._slot_nbytes[self.run_of(block).namespace]
@@ -473,6 +569,7 @@ class Ledger:
         if table.slot[block] != NOWHERE:
             self.dram.free(block)
         table.spent[block] = False
+        return had
 
     def prune(self, run: Run) -> None:
         """Forget blocks without a copy at the end of `run`, and of what it hangs on, where nothing hangs on them."""

@@ -12,10 +12,13 @@ from collections import deque
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
+
 from kvterrace.buffers import Bytes
 from kvterrace.engine.blocks import NOWHERE, DramState, Ids
 from kvterrace.engine.core import Core, OnResult
 from kvterrace.engine.ledger import Geometry
+from kvterrace.engine.space import Segment
 from kvterrace.engine.transfers import Transfer, TransferKind
 from kvterrace.format.record import (
     PAGE_NBYTES,
@@ -36,6 +39,8 @@ _log = logging.getLogger(__name__)
 _MERGE_NBYTES = 4 << 20
 #: Blocks that one call on a worker thread copies.
 _COPY_BLOCKS = 8
+#: Prefetch reads that the drive is given at once; the others wait here, where a demand read can still overtake them.
+_PREFETCH_NBYTES = 16 << 20
 
 
 @dataclass(slots=True, eq=False)
@@ -53,6 +58,7 @@ class _Landing:
 
     want: _Want
     memory: Bytes
+    segment: Segment
     where: str
     offset: int
     nonce: bytes
@@ -63,6 +69,16 @@ class _Landing:
     geometry: Geometry
     parts: range | None = None
     outcome: GetOutcome | None = None
+    fault: DeviceFailed | None = None  # of the caller's buffer: the block itself is fine
+
+
+@dataclass(slots=True, eq=False)
+class _Copy:
+    """A block on its way from a slot to the caller."""
+
+    want: _Want
+    payload: Bytes
+    fault: DeviceFailed | None = None
 
 
 class Reader:
@@ -73,6 +89,8 @@ class Reader:
         self._busy_after_s = busy_after_s
         self._waiting: tuple[deque[_Want], deque[_Want]] = (deque(), deque())  # demand, prefetch: no slot yet
         self._shared: dict[int, list[_Want]] = {}  # block being read -> who else wants it
+        self._held_back: dict[int, _Landing] = {}  # prefetched block -> its read, which has a slot and waits its turn
+        self._prefetching_nbytes = 0
 
     @property
     def waiting(self) -> int:
@@ -85,17 +103,19 @@ class Reader:
         now_s = core.clock.monotonic_s()
         assert transfer.chain is not None
         ids = ledger.find(transfer.chain, transfer.stop)
-        ledger.touch(transfer.chain, min(transfer.stop, len(ids)), now_s)
+        ledger.touch(transfer.chain, len(ids), now_s)
+        mine = ids[transfer.start :]
+        wanted = ~ledger.doomed(mine)
+        ledger.hold(mine[wanted])
         copies: list[_Want] = []
-        for index in range(transfer.start, transfer.stop):
-            if index >= len(ids) or ledger.is_doomed(int(ids[index])):
-                self._settle(transfer, index, Miss())
-                continue
-            want = _Want(transfer, index, int(ids[index]))
-            ledger.hold(ids[index : index + 1])
-            self._route(want, copies)
+        for index, (block, alive) in enumerate(zip(mine.tolist(), wanted.tolist(), strict=True), transfer.start):
+            if alive:
+                self._route(_Want(transfer, index, block), copies)
+            else:
+                transfer.settle(index, Miss())
+        for index in range(max(transfer.start, len(ids)), transfer.stop):
+            transfer.settle(index, Miss())
         self._copy(copies, Tier.DRAM)
-        self.pump(now_s)
 
     def bring(self, blocks: Ids, now_s: float) -> Transfer:
         """Prefetch blocks by id, for the store itself (carrying them out of a segment). Those that find no room end
@@ -127,13 +147,24 @@ class Reader:
                 elif want.transfer.layers is not None:
                     if not self._land_layers(want, requests):
                         break
-                elif self._core.ledger.reserve(want.block, DramState.READING):
-                    landings.append(self._landing(want, self._core.slot(want.block)))
-                    self._shared[want.block] = []
                 else:
-                    break
+                    batch = self._slotless(queue)
+                    ids = np.array([one.block for one in batch], np.int32)
+                    demand = io_class is IoClass.DEMAND
+                    got = self._core.ledger.reserve_all(ids, DramState.READING, last_copies=demand)
+                    for one in batch[:got]:
+                        queue.popleft()
+                        landings.append(self._landing(one, self._core.slot(one.block)))
+                        self._shared[one.block] = []
+                    if got < len(batch):
+                        break
+                    continue
                 queue.popleft()
-            requests += self._merge(landings, io_class)
+            if io_class is IoClass.PREFETCH:
+                self._hold_back(landings)
+                requests += self._prefetches()
+            else:
+                requests += self._merge(landings, io_class)
             self._copy(copies, Tier.DRAM)
             if requests:
                 self._core.engine.submit(requests)
@@ -141,6 +172,45 @@ class Reader:
                 io_class is IoClass.PREFETCH or now_s - queue[0].transfer.submitted_s >= self._busy_after_s
             ):
                 self._answer(queue.popleft(), Busy())
+
+    def _slotless(self, queue: deque[_Want]) -> list[_Want]:
+        """The wants at the head of `queue` that all need a slot of one size, no two for the same block."""
+        core, table = self._core, self._core.ledger.table
+        batch: list[_Want] = []
+        blocks: set[int] = set()
+        namespace = core.entry_of(queue[0].block)
+        for want in queue:
+            if (
+                want.block in blocks
+                or want.transfer.layers is not None
+                or not want.transfer.is_open(want.index)
+                or table.state[want.block] != DramState.EMPTY
+                or self._is_gone(want)
+                or core.entry_of(want.block) is not namespace
+            ):
+                break
+            batch.append(want)
+            blocks.add(want.block)
+        return batch
+
+    def _hold_back(self, landings: list[_Landing]) -> None:
+        landings.sort(key=lambda one: (one.segment.number, one.offset))
+        self._held_back.update((one.want.block, one) for one in landings)
+
+    def _prefetches(self) -> list[IoRequest]:
+        """Reads that were held back and may go now, while few enough are under way."""
+        landings: list[_Landing] = []
+        while self._held_back and self._prefetching_nbytes < _PREFETCH_NBYTES:
+            one = self._held_back.pop(next(iter(self._held_back)))
+            self._prefetching_nbytes += one.memory.nbytes
+            landings.append(one)
+        return self._merge(landings, IoClass.PREFETCH)
+
+    def _promote(self, block: int) -> None:
+        """Somebody waits for a block whose read was held back: it goes now."""
+        one = self._held_back.pop(block, None)
+        if one is not None:
+            self._core.engine.submit(self._merge([one], IoClass.DEMAND))
 
     def _is_gone(self, want: _Want) -> bool:
         return int(self._core.ledger.table.segment[want.block]) == NOWHERE
@@ -156,6 +226,8 @@ class Reader:
                 copies.append(want)
             case DramState.READING:
                 self._shared[want.block].append(want)
+                if not prefetch:
+                    self._promote(want.block)
             case DramState.EMPTY if not self._is_gone(want):
                 self._waiting[prefetch].append(want)
             case DramState.EMPTY | DramState.FILLING:
@@ -166,7 +238,7 @@ class Reader:
     def _copy(self, wants: list[_Want], tier: Tier) -> None:
         requests = []
         for at in range(0, len(wants), _COPY_BLOCKS):
-            group = [(want, self._payload(want.block)) for want in wants[at : at + _COPY_BLOCKS]]
+            group = [_Copy(want, self._payload(want.block)) for want in wants[at : at + _COPY_BLOCKS]]
             call = IoRequest(IoKind.CALL, IoClass.DEMAND, finish=partial(_scatter_all, group))
             call.tag = self._on_copied(group, tier)
             requests.append(call)
@@ -176,17 +248,13 @@ class Reader:
     def _payload(self, block: int) -> Bytes:
         return self._core.slot(block)[self._core.entry_of(block).geometry.header_nbytes :]
 
-    def _on_copied(self, group: list[tuple[_Want, Bytes]], tier: Tier) -> OnResult:
-        def on_result(result: IoResult) -> None:
-            if result.crash is not None:
-                _log.error("copying to a caller's buffer failed", exc_info=result.crash)
-            for want, _ in group:
-                if result.crash is not None:
-                    self._answer(want, DeviceFailed("the caller's buffer", repr(result.crash)))
-                    continue
-                if want.transfer.is_open(want.index):
+    def _on_copied(self, group: list[_Copy], tier: Tier) -> OnResult:
+        def on_result(_: IoResult) -> None:
+            for one in group:
+                want = one.want
+                if one.fault is None and want.transfer.is_open(want.index):
                     self._core.stats.dram_read_nbytes += _wanted_nbytes(want)
-                self._answer(want, Hit(tier))
+                self._answer(want, one.fault or Hit(tier))
 
         return on_result
 
@@ -198,9 +266,11 @@ class Reader:
         number, offset = int(table.segment[want.block]), int(table.page[want.block]) * PAGE_NBYTES
         entry = core.entry_of(want.block)
         memory[:PAGE_NBYTES] = 0  # a completion that moved nothing must not find an old header here
+        assert core.ledger.space is not None
         return _Landing(
             want,
             memory,
+            core.ledger.space.segments[number],
             core.files.where(number, offset),
             offset,
             core.files.nonce(number),
@@ -214,9 +284,7 @@ class Reader:
 
     def _merge(self, landings: list[_Landing], io_class: IoClass) -> list[IoRequest]:
         """One request for each stretch of records that lie one behind the other in a segment."""
-        core, table = self._core, self._core.ledger.table
-        assert core.files is not None or not landings
-        landings.sort(key=lambda one: (int(table.segment[one.want.block]), one.offset))
+        landings.sort(key=lambda one: (one.segment.number, one.offset))
         groups: list[list[_Landing]] = []
         nbytes = end = 0
         for one in landings:
@@ -229,33 +297,46 @@ class Reader:
                 groups.append([one])
                 nbytes = one.memory.nbytes
             end = one.offset + one.memory.nbytes
-        requests = []
-        for group in groups:
-            assert core.files is not None
-            number = int(table.segment[group[0].want.block])
-            core.stats.ssd_read_requests += 1
-            requests.append(
-                IoRequest(
-                    IoKind.READ,
-                    io_class,
-                    core.files.file(number),
-                    group[0].offset,
-                    [one.memory for one in group],
-                    finish=partial(_finish_read, group),
-                    tag=self._on_read(group),
-                )
-            )
-        return requests
+        return [self._read(group, io_class) for group in groups]
 
-    def _on_read(self, group: list[_Landing]) -> OnResult:
+    def _read(self, group: list[_Landing], io_class: IoClass) -> IoRequest:
+        core, segment = self._core, group[0].segment
+        assert core.files is not None
+        core.stats.ssd_read_requests += 1
+        segment.readers += 1
+        request = IoRequest(
+            IoKind.READ,
+            io_class,
+            core.files.file(segment.number),
+            group[0].offset,
+            [one.memory for one in group],
+            finish=partial(_finish_read, group),
+        )
+        request.tag = self._on_read(group, io_class)
+        return request
+
+    def _on_read(self, group: list[_Landing], io_class: IoClass) -> OnResult:
         def on_result(result: IoResult) -> None:
-            self._core.stats.ssd_read_nbytes += result.nbytes
-            if result.crash is not None:
-                _log.error("verifying or scattering a read failed", exc_info=result.crash)
+            core = self._core
+            group[0].segment.readers -= 1
+            core.stats.ssd_read_nbytes += result.nbytes
+            if io_class is IoClass.PREFETCH:
+                self._prefetching_nbytes -= sum(one.memory.nbytes for one in group)
+            again: list[IoRequest] = []
             for one in group:
-                if result.crash is not None and one.outcome is None:
-                    one.outcome = DeviceFailed(one.where, repr(result.crash))
-                self._landed(one)
+                if isinstance(one.outcome, DeviceFailed) and len(group) > 1:
+                    # one bad place must not cost the blocks beside it: each is read by itself before it is given up
+                    one.outcome = None
+                    one.memory[:PAGE_NBYTES] = 0
+                    if io_class is IoClass.PREFETCH:
+                        self._prefetching_nbytes += one.memory.nbytes
+                    again.append(self._read([one], io_class))
+                else:
+                    self._landed(one)
+            if self._held_back:
+                again += self._prefetches()
+            if again:
+                core.engine.submit(again)
 
         return on_result
 
@@ -268,7 +349,7 @@ class Reader:
             ledger.landed(block)
             if one.want.transfer.kind is TransferKind.PREFETCH:
                 core.stats.prefetched_blocks += 1
-            self._answer(one.want, outcome)
+            self._answer(one.want, one.fault or outcome)
             copies: list[_Want] = []
             for want in others:
                 self._route(want, copies)
@@ -282,7 +363,12 @@ class Reader:
     def _discard(self, one: _Landing, outcome: GetOutcome) -> None:
         """The copy on the SSD is not what it should be: never read it again."""
         _log.warning("%s: %s; this copy is discarded", one.where, getattr(outcome, "reason", outcome))
-        self._core.ledger.lost(one.want.block, self._core.clock.monotonic_s())
+        self._core.ledger.lost(
+            one.want.block,
+            self._core.clock.monotonic_s(),
+            segment=one.segment.number,
+            page=one.offset // PAGE_NBYTES,
+        )
 
     def _land_layers(self, want: _Want, requests: list[IoRequest]) -> bool:
         """Read the header and the parts of the wanted layers into staging; False if there is no room for it now."""
@@ -300,10 +386,10 @@ class Reader:
             return False
         memory = core.arena.view(staging, header_nbytes + span)
         landing = self._landing(want, memory, parts)
-        number = int(ledger.table.segment[want.block])
         results: list[IoResult] = []
 
         def on_result(result: IoResult) -> None:
+            landing.segment.readers -= 1
             core.stats.ssd_read_nbytes += result.nbytes
             results.append(result)
             if len(results) == 2:
@@ -317,30 +403,29 @@ class Reader:
                     return
             _verify(landing, memory[header_nbytes:], first)
 
-        def on_finished(result: IoResult) -> None:
+        def on_finished(_: IoResult) -> None:
             ledger.dram.allocator.free(staging)
-            outcome = landing.outcome or DeviceFailed(landing.where, repr(result.crash))
+            outcome = landing.outcome
+            assert outcome is not None, "a read ended without a verdict"
             if not isinstance(outcome, Hit):
                 self._discard(landing, outcome)
-            self._answer(want, outcome)
+            self._answer(want, landing.fault or outcome)
 
-        file = core.files.file(number)
+        file = core.files.file(landing.segment.number)
         for at, piece in (
             (landing.offset, memory[:header_nbytes]),
             (landing.offset + header_nbytes + first, memory[header_nbytes:]),
         ):
             core.stats.ssd_read_requests += 1
+            landing.segment.readers += 1
             requests.append(IoRequest(IoKind.READ, IoClass.DEMAND, file, at, [piece], tag=on_result))
         return True
 
     # -- ends ----------------------------------------------------------------------------------------------------------
 
     def _answer(self, want: _Want, outcome: GetOutcome) -> None:
-        self._settle(want.transfer, want.index, outcome)
+        want.transfer.settle(want.index, outcome)
         self._core.ledger.let_go(want.block)
-
-    def _settle(self, transfer: Transfer, index: int, outcome: GetOutcome) -> None:
-        transfer.settle(index, outcome)
 
 
 def _wanted_nbytes(want: _Want) -> int:
@@ -351,25 +436,29 @@ def _wanted_nbytes(want: _Want) -> int:
     return sum(sizes[buffers.parts.start : buffers.parts.stop])
 
 
-def _scatter_all(group: list[tuple[_Want, Bytes]], _: IoResult) -> None:
-    for want, payload in group:
-        _scatter(want, payload)
+def _scatter_all(group: list[_Copy], _: IoResult) -> None:
+    for one in group:
+        one.fault = _scatter(one.want, one.payload)
 
 
-def _scatter(want: _Want, payload: Bytes, base: int = 0) -> bool:
+def _scatter(want: _Want, payload: Bytes, base: int = 0) -> DeviceFailed | None:
     """Copy the wanted parts from `payload` (from payload offset `base` on) to the caller, unless the want is settled
-    already.
+    already. What goes wrong with the caller's buffer is the caller's fault, and no other reader's.
     """
     transfer = want.transfer
     buffers = transfer.buffers
     if buffers is None or transfer.chain is None or not transfer.begin_copy(want.index):
-        return False
-    sizes = transfer.chain.namespace.layout.part_nbytes
-    at = sum(sizes[: buffers.parts.start]) - base
-    for number, part in enumerate(buffers.parts):
-        buffers.copy_out(want.index - transfer.start, number, payload[at : at + sizes[part]])
-        at += sizes[part]
-    return True
+        return None
+    try:
+        sizes = transfer.chain.namespace.layout.part_nbytes
+        at = sum(sizes[: buffers.parts.start]) - base
+        for number, part in enumerate(buffers.parts):
+            buffers.copy_out(want.index - transfer.start, number, payload[at : at + sizes[part]])
+            at += sizes[part]
+    except Exception as error:  # noqa: BLE001 - whatever the caller's memory is made of
+        _log.error("copying to a caller's buffer failed", exc_info=error)
+        return DeviceFailed("the caller's buffer", repr(error))
+    return None
 
 
 def _finish_read(group: list[_Landing], result: IoResult) -> None:
@@ -415,5 +504,5 @@ def _verify(one: _Landing, payload: Bytes, base: int) -> None:
     elif isinstance(fault, BadRecord):
         one.outcome = Corrupt(one.where, fault.reason)
     else:
-        _scatter(one.want, payload, base)
+        one.fault = _scatter(one.want, payload, base)
         one.outcome = Hit(Tier.SSD)

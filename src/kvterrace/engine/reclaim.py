@@ -6,55 +6,116 @@ Pure decisions over a ledger, as the ledger's own: no I/O, no clock.
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import numpy.typing as npt
 
 from kvterrace.engine.blocks import NOWHERE, Ids
 from kvterrace.engine.ledger import Ledger
 from kvterrace.engine.space import Segment, SegmentState
+from kvterrace.format.record import PAGE_NBYTES, tombstone_nbytes_for
 
 __all__ = ["CARRY_SHARE", "choose", "give_up"]
 
-#: At most this share of a segment's records is carried over: more would wear the drive for little room.
+#: At most this share of a segment's records survives it (more would wear the drive for little room), and all active KV.
 CARRY_SHARE = 0.25
+#: A segment of which more than this is active KV, or tombstones that are still needed, stays: reclaiming it would write
+#: nearly all of it again.
+_KEPT_SHARE = 0.5
 
 
 def choose(ledger: Ledger, now_s: float, *, only: Segment | None = None) -> tuple[Segment, Ids] | None:
     """The sealed segment that is worth least, and its blocks that are worth carrying over; None if all are in use.
 
-    Worth is the share of a segment that is live, divided by the mean age of what lives in it. Carried over is what was
-    used more recently than the average block of the tier, whether or not DRAM holds it too. What hangs on a block was
-    never used later than the block itself, so a prefix of something warm is warm; active KV always goes along.
-    `only`: this segment, or none.
+    What a segment is worth is what would be lost with it: its blocks, and all that hangs on them, wherever that lies;
+    each run divided by its age. So of one long chain the end goes before the beginning, which would take all the rest
+    along. A segment that holds active KV comes last.
+
+    Carried over is what was used more recently than the average block of the tier, the youngest first, into DRAM; what
+    is there already counts, too. What hangs on a block was never used later than the block itself, so a prefix of
+    something warm is warm; active KV always goes along. `only`: this segment, or none.
     """
     assert ledger.space is not None
     table, used_s = ledger.table, ledger.tree.used_s
-    candidates: list[tuple[float, int, Ids]] = []
+    candidates: list[tuple[bool, float, int, Ids]] = []
     ages: list[npt.NDArray[np.float64]] = []
+    stakes: _Stakes | None = None
     for segment in ledger.space.in_state(SegmentState.SEALED):
         ids = segment.live_ids(table)
-        if (table.users[ids] > 0).any():
+        if segment.readers or (table.users[ids] > 0).any() or _is_mostly_tombstones(ledger, segment):
             continue
-        age_s = now_s - used_s[table.run[ids]]
-        ages.append(age_s)
-        live = segment.live_nbytes / max(1, segment.file_nbytes)  # a file may be empty
-        worth = live / (1.0 + float(age_s.mean())) if len(ids) else 0.0
-        candidates.append((worth, segment.number, ids))
+        ages.append(now_s - used_s[table.run[ids]])
+        if not len(ids):
+            candidates.append((False, 0.0, segment.number, ids))
+            continue
+        active = int(np.count_nonzero(table.pins[ids]))
+        if active * segment.live_nbytes > _KEPT_SHARE * segment.file_nbytes * len(ids):
+            continue
+        stakes = stakes or _Stakes(ledger, now_s)
+        candidates.append((active > 0, stakes.of(ids), segment.number, ids))
     if only is not None:
-        candidates = [one for one in candidates if one[1] == only.number]
+        candidates = [one for one in candidates if one[2] == only.number]
     if not candidates:
         return None
-    _, number, ids = min(candidates, key=lambda one: one[:2])
+    _, _, number, ids = min(candidates, key=lambda one: one[:3])
     segment = ledger.space.segments[number]
     everything = np.concatenate(ages)
     average_s = float(everything.mean()) if len(everything) else 0.0
-    age_s = now_s - used_s[table.run[ids]]
+    warm = ids[(now_s - used_s[table.run[ids]] < average_s) | (table.pins[ids] > 0)]
+    return segment, _survivors(ledger, segment, warm)
+
+
+def _is_mostly_tombstones(ledger: Ledger, segment: Segment) -> bool:
+    """Whether too much of the segment would have to be written again because of its tombstones. Those of the oldest
+    segment are not needed any more: what they kill lay in older ones.
+    """
+    assert ledger.space is not None
+    if not segment.tombstones or segment.number == min(ledger.space.segments):
+        return False
+    records = Counter((namespace, put_seq) for namespace, _, put_seq in segment.tombstones)
+    # a record, and as the writer reckons its rows in the footer
+    nbytes = sum(3 * tombstone_nbytes_for(keys) + PAGE_NBYTES for keys in records.values())
+    return nbytes > _KEPT_SHARE * segment.file_nbytes
+
+
+def _survivors(ledger: Ledger, segment: Segment, ids: Ids) -> Ids:
+    """Which of `ids` outlive `segment`: active KV, then the youngest, as many as `CARRY_SHARE` allows."""
+    table = ledger.table
     pinned = table.pins[ids] > 0
-    keep = pinned | (age_s < average_s)
-    order = np.lexsort((table.page[ids], age_s, ~pinned))
-    order = order[keep[order]]
-    limit = max(int(pinned.sum()), round(CARRY_SHARE * segment.records))
-    return segment, ids[order[:limit]]
+    order = np.lexsort((table.page[ids], -ledger.tree.used_s[table.run[ids]], ~pinned))
+    limit = max(int(np.count_nonzero(pinned)), round(CARRY_SHARE * segment.records))
+    return ids[order[:limit]]
+
+
+class _Stakes:
+    """What is lost with a block: the rest of its run, and every run that hangs on it."""
+
+    def __init__(self, ledger: Ledger, now_s: float) -> None:
+        self._table, self._tree = ledger.table, ledger.tree
+        self._place = np.zeros(ledger.table.capacity, np.int32)  # of a block in its run
+        self._weight: dict[int, float] = {}  # run number -> of one of its blocks
+        self._below: dict[int, float] = {}  # run number -> of all that hangs on it
+        for run in self._tree:
+            self._place[run.ids] = np.arange(len(run), dtype=np.int32)
+            self._weight[run.number] = 1.0 / (1.0 + max(0.0, now_s - float(self._tree.used_s[run.number])))
+            self._below.setdefault(run.number, 0.0)
+        for run in sorted(self._tree, key=lambda one: -one.depth):
+            if run.parent is not None:
+                mine = self._below[run.number] + self._weight[run.number] * len(run)
+                self._below[run.parent.number] += mine
+
+    def of(self, ids: Ids) -> float:
+        """What is lost with all of `ids`."""
+        first: dict[int, int] = {}
+        for number, place in zip(self._table.run[ids].tolist(), self._place[ids].tolist(), strict=True):
+            first[number] = min(place, first.get(number, place))
+        total = 0.0
+        for number, place in first.items():
+            run = self._tree.run(number)
+            if not any(above.number in first for above in self._tree.lineage(run)[1:]):  # else counted there
+                total += self._below[number] + self._weight[number] * (len(run) - place)
+        return total
 
 
 def give_up(ledger: Ledger, segment: Segment, carried: Ids, now_s: float) -> None:

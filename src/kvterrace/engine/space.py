@@ -35,6 +35,7 @@ class Segment:
         records: records placed in it, whether or not they are still live.
         live_nbytes: bytes of records that the index points to.
         writers: writes in flight; it is not sealed before they end.
+        readers: reads in flight; its file is not closed before they end.
         reserved_nbytes: room kept for the footer beyond its rows for records.
         tombstones: (namespace digest, key, put-sequence) of the invalidations recorded in it.
     """
@@ -45,6 +46,7 @@ class Segment:
         "live_nbytes",
         "namespaces",
         "number",
+        "readers",
         "records",
         "reserved_nbytes",
         "state",
@@ -62,6 +64,7 @@ class Segment:
         self.namespaces: set[int] = set()
         self.live_nbytes = 0
         self.writers = 0
+        self.readers = 0
         self.reserved_nbytes = 0
         self.tombstones: list[tuple[bytes, bytes, int]] = []
         self._ids: list[Ids] = []

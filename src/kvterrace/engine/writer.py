@@ -37,6 +37,8 @@ _log = logging.getLogger(__name__)
 _DEPTH = 2
 #: After a failed write the SSD tier takes none for this long; reads go on.
 _PAUSE_S = 5.0
+#: Where every segment is in use, this long until they are looked at again.
+_RECLAIM_AGAIN_S = 0.02
 #: A failure this long after the one before it is a new episode, and worth a new warning.
 _EPISODE_S = 60.0
 #: Keys of one tombstone record.
@@ -67,6 +69,7 @@ class Writer:
         }
         self._writes = 0
         self._resume_s = 0.0
+        self._reclaim_again_s = 0.0
         self._quiet_until_s = float("-inf")
         #: Flushes under way.
         self.flushing = 0
@@ -128,7 +131,8 @@ class Writer:
     @property
     def idle(self) -> bool:
         """Whether nothing is being written and, as far as writing is possible, nothing waits to be."""
-        waits = (self._core.ledger.has_dirty or bool(self._tombstones)) and self._core.ledger.can_write
+        ledger = self._core.ledger
+        waits = ledger.can_write and self.owes(ledger.next_put_seq)
         return not waits and not (self._batches or self._removing or self._sealing or self._creating)
 
     @property
@@ -375,12 +379,15 @@ class Writer:
     def _start_reclaim(self, now_s: float) -> None:
         if self.closing or self._reclaiming is not None or self._sealing or self._space.in_state(SegmentState.SEALING):
             return
+        if now_s < self._reclaim_again_s:
+            return
         ledger = self._core.ledger
         found = reclaim.choose(ledger, now_s)
         if found is not None and self._kills_older(found[0]) and not self._can_open:
             # its tombstones have to be written elsewhere first, for which there is no room: the oldest has none to keep
             found = reclaim.choose(ledger, now_s, only=self._space.segments[min(self._space.segments)]) or found
         if found is None:
+            self._reclaim_again_s = now_s + _RECLAIM_AGAIN_S
             return
         self._reclaiming, carry = found
         fits = [ledger.geometry_of(block).record_nbytes <= self._space.max_record_nbytes for block in carry.tolist()]
@@ -399,7 +406,7 @@ class Writer:
         if self._reclaiming is None or not carry.done:
             return
         live = segment.live_ids(ledger.table)
-        if (ledger.table.users[live] > 0).any():
+        if segment.readers or (ledger.table.users[live] > 0).any():
             return
         if (ledger.table.pins[live] > 0)[ledger.table.state[live] == DramState.EMPTY].any():
             segment.state = SegmentState.SEALED  # active KV found no room in DRAM: this segment stays for now

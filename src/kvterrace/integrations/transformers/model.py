@@ -19,12 +19,14 @@ from transformers.cache_utils import DynamicLayer
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from kvterrace.errors import UnsupportedModelError
+from kvterrace.integrations.transformers.roomy import Room, RoomyLayer
 from kvterrace.layout import DTYPE_NBYTES, KVLayout
 
 __all__ = [
     "cache_argument",
     "check_cache",
     "dtype_name",
+    "examine",
     "layer_tensors",
     "layout_from_config",
     "layout_from_model",
@@ -122,12 +124,17 @@ def layout_from_config(config: Any, *, dtype: torch.dtype | str, block_tokens: i
 def layout_from_model(model: Any, *, block_tokens: int) -> KVLayout:
     """The layout that `model` really caches in: runs a few tokens through it and looks at the cache it makes.
 
-    Three short forward passes. They also show that going on from a cached prefix gives the logits of the whole prompt.
+    A few short forward passes. They also show that going on from a cached prefix gives the logits of the whole prompt.
 
     Raises:
         UnsupportedModelError: as `layout_from_config`, or the cache that the model made differs from what was
             understood.
     """
+    return examine(model, block_tokens=block_tokens)[0]
+
+
+def examine(model: Any, *, block_tokens: int) -> tuple[KVLayout, bool]:
+    """The layout, as `layout_from_model`; and whether `model` computes the same bits on a cache of `RoomyLayer`s."""
     config = model.config
     check_config(config)
     _check_state(model)
@@ -135,6 +142,7 @@ def layout_from_model(model: Any, *, block_tokens: int) -> KVLayout:
     ids = (torch.arange(_TRIAL_TOKENS, device=model.device) + 1).remainder(int(config.vocab_size)).unsqueeze(0)
     try:
         whole, split, last = _trial(model, config, argument, ids)
+        same_bits = _is_same_on_rooms(model, config, argument, ids, last)
     except (RuntimeError, IndexError, ValueError) as error:
         reason = _short(str(error).splitlines()[0])
         raise UnsupportedModelError(f"{_name(config)}: a trial of {_TRIAL_TOKENS} tokens failed: {reason}") from error
@@ -148,7 +156,7 @@ def layout_from_model(model: Any, *, block_tokens: int) -> KVLayout:
             f"{_name(config)}: going on from a cached prefix changes the logits by {difference:.2g}: its cache is "
             "not understood"
         )
-    return layout
+    return layout, same_bits
 
 
 def _trial(model: Any, config: Any, argument: str, ids: Any) -> tuple[Any, Any, Any]:
@@ -166,6 +174,26 @@ def _trial(model: Any, config: Any, argument: str, ids: Any) -> tuple[Any, Any, 
     return whole, split, last
 
 
+def _is_same_on_rooms(model: Any, config: Any, argument: str, ids: Any, plain: Any) -> bool:
+    """Whether the second half of `ids` gives the logits of `plain` where K and V are views with room behind them."""
+    half = ids.shape[1] // 2
+    cache, roomy = new_cache(config), new_cache(config)
+    with torch.no_grad():
+        model(input_ids=ids[:, :half], use_cache=True, **{argument: cache})
+        roomy.layers = [RoomyLayer([_with_room(layer.keys), _with_room(layer.values)]) for layer in cache.layers]
+        try:
+            last = model(input_ids=ids[:, half:], use_cache=True, **{argument: roomy})
+        except RuntimeError:  # a `view` that wants one piece of memory
+            return False
+    return bool(torch.equal(last.logits, plain.logits))
+
+
+def _with_room(tensor: torch.Tensor) -> Room:
+    room = Room(tensor.new_empty((*tensor.shape[:2], 2 * _TRIAL_TOKENS, tensor.shape[3])))
+    room.append(tensor)
+    return room
+
+
 def new_cache(config: Any) -> Any:
     """The empty `DynamicCache` that Transformers makes for `config`; raises UnsupportedModelError where it cannot."""
     try:
@@ -177,7 +205,8 @@ def new_cache(config: Any) -> Any:
 
 
 def check_cache(cache: Any, config: Any, *, layers: int | None = None) -> None:
-    """Raises UnsupportedModelError unless `cache` is a plain `DynamicCache` of plain `DynamicLayer`s, one a layer."""
+    """Raises UnsupportedModelError unless `cache` is a plain `DynamicCache` of plain `DynamicLayer`s (or of ours), one
+    a layer."""
     if type(cache) is not DynamicCache:
         raise UnsupportedModelError(
             f"{_name(config)}: cache class {type(cache).__name__} is not supported, only DynamicCache (no static, "
@@ -189,7 +218,7 @@ def check_cache(cache: Any, config: Any, *, layers: int | None = None) -> None:
             f"{_name(config)}: offloading caches are not supported; make the cache without offloading"
         )
     for number, layer in enumerate(cache.layers):
-        if type(layer) is not DynamicLayer:
+        if type(layer) not in (DynamicLayer, RoomyLayer):
             raise UnsupportedModelError(
                 f"{_name(config)}: cache layer {number} is a {type(layer).__name__}, only DynamicLayer (full "
                 "attention) is supported"

@@ -13,16 +13,18 @@ from typing import Any
 import torch
 
 from kvterrace.errors import ConfigError, KVTerraceError, LayoutError, UnsupportedModelError
+from kvterrace.integrations.transformers.memory import HostMemory, carve, carved_nbytes
 from kvterrace.integrations.transformers.model import (
     cache_argument,
     check_cache,
+    examine,
     layer_tensors,
-    layout_from_model,
     new_cache,
 )
 from kvterrace.integrations.transformers.namespace import namespace_for_model
 from kvterrace.integrations.transformers.protocol import PrefixStore
 from kvterrace.integrations.transformers.report import BlockFault, RestoreReport, StoreReport
+from kvterrace.integrations.transformers.roomy import Room, RoomyLayer
 from kvterrace.integrations.transformers.views import block_parts
 from kvterrace.keys import KeyChain, Namespace, chain_keys
 from kvterrace.layout import KVLayout
@@ -66,6 +68,7 @@ class PrefixCache:
         epoch: int = 0,
         tenant: str = "",
         salt: bytes = b"",
+        reserve_tokens: int = 0,
         on_progress: Callable[[int, int], None] | None = None,
     ) -> None:
         """Look at `model` (a few short forward passes) and fingerprint its weights. Blocks: seconds for a large model.
@@ -78,6 +81,8 @@ class PrefixCache:
             fingerprint: names the weights, e.g. a hub commit, where the caller knows that they are as published; None
                 hashes what is in memory.
             epoch, tenant: see `Namespace`. salt: keeps apart what should not be shared, see `chain_keys`.
+            reserve_tokens: take the memory for this many tokens (prompt, answer; of all rows) now, and fault it in, so
+                that a restore need not: for a server. One cache at a time uses it. Only for models on the CPU.
             on_progress: called with (bytes hashed, bytes in all).
 
         Raises:
@@ -86,7 +91,8 @@ class PrefixCache:
         """
         if chunk_tokens < 1 or block_tokens < 1 or chunk_tokens % block_tokens:
             raise ConfigError(f"chunk_tokens {chunk_tokens} must be a multiple of block_tokens {block_tokens}")
-        self.layout: KVLayout = layout_from_model(model, block_tokens=block_tokens)
+        self.layout: KVLayout
+        self.layout, self._in_place = examine(model, block_tokens=block_tokens)
         self.namespace: Namespace = namespace_for_model(
             model,
             self.layout,
@@ -102,6 +108,9 @@ class PrefixCache:
         self._model = model
         self._salt = salt
         self._last_only = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._dtype: torch.dtype = getattr(torch, self.layout.dtype)
+        on_cpu = reserve_tokens and model.device.type == "cpu"
+        self._memory = HostMemory(carved_nbytes(self._shapes(1, reserve_tokens), self._dtype) if on_cpu else 0)
 
     def cache_arguments(self, cache: Any) -> dict[str, Any]:
         """How `model.generate` and `model.forward` take `cache` in this version of Transformers, as keyword arguments.
@@ -116,7 +125,12 @@ class PrefixCache:
         return chain_keys(self.namespace, tokens, salt=self._salt)
 
     def restore(
-        self, input_ids: Any, *, attention_mask: Any = None, deadline_s: float | None = None
+        self,
+        input_ids: Any,
+        *,
+        attention_mask: Any = None,
+        deadline_s: float | None = None,
+        spare_tokens: int = 256,
     ) -> tuple[Any, RestoreReport]:
         """Fill a new `DynamicCache` with the longest stored prefix. Blocks until the bytes are there.
 
@@ -128,6 +142,7 @@ class PrefixCache:
             input_ids: token ids, `[tokens]` or `[batch, tokens]`, a tensor or nested sequences. No padding.
             attention_mask: only checked to be free of zeros.
             deadline_s: give up on blocks that take longer, see `Store.get`.
+            spare_tokens: room in the cache for an answer of so many tokens; a longer one moves it to a larger room.
 
         Returns:
             (cache, report): pass `cache` to `prefill`, or go on with
@@ -141,17 +156,19 @@ class PrefixCache:
         length = len(rows[0])
         limit = (length - 1) // self.layout.block_tokens
         chains = [self.chain(row)[:limit] for row in rows]
-        cache = new_cache(self._model.config)
+        room_tokens = length + max(0, spare_tokens)
         try:
             blocks = min(self._store.match(chain).blocks for chain in chains) if limit else 0
             if not blocks:
+                cache = self._cache(len(rows), room_tokens)
                 return cache, RestoreReport(length, 0, elapsed_s=time.monotonic() - began_s)
-            tensors = self._allocate(len(rows), blocks)
+            tensors = self._allocate(len(rows), blocks, room_tokens)
             outcomes = self._read(chains, tensors, blocks, deadline_s)
         except _MISTAKES:
             raise
         except (KVTerraceError, OSError) as error:
             _log.warning("restore of %d tokens failed, they will be computed: %s", length, error)
+            cache = self._cache(len(rows), room_tokens)
             return cache, RestoreReport(length, 0, elapsed_s=time.monotonic() - began_s, error=str(error))
         good = min(_leading_hits(row) for row in outcomes)
         faults = tuple(
@@ -161,8 +178,7 @@ class PrefixCache:
         )
         for fault in faults:
             _log.warning("block %d of row %d will be computed again: %s", fault.block, fault.row, fault.outcome)
-        if good:
-            self._fill(cache, tensors, good)
+        cache = self._cache(len(rows), room_tokens, tensors, good * self.layout.block_tokens)
         tiers: Counter[Tier] = Counter()
         for found in outcomes:
             tiers.update(outcome.tier for outcome in found[:good])
@@ -254,14 +270,20 @@ class PrefixCache:
             tally.error = str(error)
         return tally.report(time.monotonic() - began_s)
 
-    def _allocate(self, batch: int, blocks: int) -> list[torch.Tensor]:
-        """Uninitialised CPU tensors `[batch, kv_heads, tokens, head_dim]`, one a part; pinned where they go to an
-        accelerator."""
-        dtype = getattr(torch, self.layout.dtype)
+    def _shapes(self, batch: int, tokens: int) -> list[tuple[int, int, int, int]]:
+        """Of the tensors of a cache, one a part: `[batch, kv_heads, tokens, head_dim]`."""
+        return [(batch, heads, tokens, dim) for heads, _, dim in self.layout.part_shapes] * self.layout.layers
+
+    def _allocate(self, batch: int, blocks: int, room_tokens: int) -> list[torch.Tensor]:
+        """CPU tensors of any content to restore into, in one piece of memory. Where the model is on the CPU, they are
+        the cache to be, room and all; else they are pinned, for the way to the accelerator."""
+        on_cpu = self._model.device.type == "cpu"
+        tokens = room_tokens if on_cpu and self._in_place else blocks * self.layout.block_tokens
+        shapes = self._shapes(batch, tokens)
+        nbytes = carved_nbytes(shapes, self._dtype)
         pin = self._model.device.type == "cuda"
-        tokens = blocks * self.layout.block_tokens
-        shapes = [(batch, heads, tokens, dim) for heads, _, dim in self.layout.part_shapes]
-        return [torch.empty(shape, dtype=dtype, pin_memory=pin) for shape in shapes * self.layout.layers]
+        flat = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True) if pin else self._memory.take(nbytes)
+        return carve(flat, shapes, self._dtype)
 
     def _read(
         self, chains: Sequence[KeyChain], tensors: Sequence[torch.Tensor], blocks: int, deadline_s: float | None
@@ -277,14 +299,27 @@ class PrefixCache:
             outcomes = [list(self._store.wait(transfer)) for transfer in transfers]
         return outcomes
 
-    def _fill(self, cache: Any, tensors: Sequence[torch.Tensor], blocks: int) -> None:
-        tokens = blocks * self.layout.block_tokens
-        device = self._model.device
-        for number, layer in enumerate(cache.layers):
-            key, value = (tensor[:, :, :tokens].to(device) for tensor in tensors[2 * number : 2 * number + 2])
-            # `update` would join them to an empty tensor: one more copy of everything.
-            layer.lazy_initialization(key, value)
-            layer.keys, layer.values = key, value
+    def _cache(self, batch: int, room_tokens: int, restored: Sequence[torch.Tensor] = (), tokens: int = 0) -> Any:
+        """A new `DynamicCache` that holds the first `tokens` of `restored` and has room for `room_tokens` in all."""
+        cache, device = new_cache(self._model.config), self._model.device
+        if not self._in_place:
+            for number, layer in enumerate(cache.layers if tokens else ()):
+                key, value = (
+                    one[:, :, :tokens].to(device).contiguous() for one in restored[2 * number : 2 * number + 2]
+                )
+                # `update` would join them to an empty tensor: one more copy of everything.
+                layer.lazy_initialization(key, value)
+                layer.keys, layer.values = key, value
+            return cache
+        if device.type == "cpu":
+            rooms = [Room(one, tokens) for one in restored or self._allocate(batch, 0, room_tokens)]
+        else:
+            shapes = self._shapes(batch, room_tokens)
+            rooms = [Room(torch.empty(shape, dtype=self._dtype, device=device)) for shape in shapes]
+            for room, one in zip(rooms, restored, strict=False):
+                room.append(one[:, :, :tokens])
+        cache.layers = [RoomyLayer(pair) for pair in zip(rooms[::2], rooms[1::2], strict=True)]
+        return cache
 
     def _check_tensors(self, tensors: Sequence[torch.Tensor], batch: int) -> None:
         shapes = list(self.layout.part_shapes) * self.layout.layers

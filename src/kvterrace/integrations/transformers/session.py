@@ -132,7 +132,7 @@ def generate(
         on_prefilled: given the cache when it holds the whole prompt and the first token was told: the time to store it.
     """
     began_s = time.monotonic()
-    cache, restored = prefix.restore([list(ids)])
+    cache, restored = prefix.restore([list(ids)], spare_tokens=max_new_tokens)
     if on_restored is not None:
         on_restored(restored)
     logits = prefix.prefill([list(ids)], cache, on_progress=on_progress)
