@@ -32,7 +32,14 @@ def test_a_restart_restores_and_answers_the_same(tmp_path: Path, monkeypatch: py
     assert result["tokens_equal"]
     assert result["logits_equal"], result["logits_max_abs_diff_by_run"]
     assert result["prefix_tokens"] == result["restored_tokens_ssd"] == result["restored_tokens_dram"] == 512
-    assert result["ttft_ssd_s"] > 0
+    assert result["restored"] == 512
+    assert 0 < result["ttft_dram_s"]
+    assert 0 < result["ttft_ssd_s"] == sorted(result["ttft_ssd_all_s"])[1]
+    computed = result["ttft_recomputed_chunks_s"] + result["ttft_recomputed_one_pass_s"]
+    assert (len(computed), min(computed)) == (4, result["ttft_recomputed_s"])
+    assert sorted(result["logits_max_abs_diff_by_run"]) == [
+        f"{run}.q{question}" for run in ("first", "restarted1", "restarted2", "restarted3") for question in (0, 1)
+    ]
     assert result["ssd_read_nbytes"] >= result["restored_nbytes_ssd"] == 512 * 46_080
     assert [path.name for path in (tmp_path / "cache" / "kvterrace").iterdir()] == [demo_model.converted().name]
 

@@ -16,9 +16,8 @@ __all__ = ["run"]
 
 _TITLES = {
     "convert": "model",
-    "reference": "1/3 without kvterrace",
-    "first": "2/3 with kvterrace",
-    "restarted": "3/3 a new process",
+    "reference": "without kvterrace",
+    "first": "with kvterrace",
 }
 
 
@@ -42,10 +41,10 @@ def run(*, tokens: int, store: Path | None, json_file: Path | None) -> bool:
                 for earlier in tasks.values():
                     bar.update(earlier, total=1, completed=1, count="")
                     bar.stop_task(earlier)
-                tasks[phase] = bar.add_task(_TITLES[phase], total=None, count="")
+                tasks[phase] = bar.add_task("", total=None, count="")
             bar.update(
                 tasks[phase],
-                description=f"{_TITLES[phase]}: {stage}",
+                description=f"{_TITLES.get(phase, 'a new process')}: {stage}",
                 completed=done,
                 total=total or None,
                 count=f"{done} of {total} tokens" if total else "",
@@ -60,7 +59,13 @@ def run(*, tokens: int, store: Path | None, json_file: Path | None) -> bool:
 
 
 def _show(result: dict[str, Any]) -> None:
-    table = Table(title=f"{result['model']}, prefix of {result['prefix_tokens']} tokens, {result['threads']} threads")
+    table = Table(
+        title=f"{result['model']}, prefix of {result['prefix_tokens']} tokens, {result['threads']} threads",
+        caption=f"of a running server: model in memory, one short pass before the clock starts; computed: best of "
+        f"{len(result['ttft_recomputed_chunks_s'] + result['ttft_recomputed_one_pass_s'])}, in chunks and in one pass; "
+        f"DRAM: median of {len(result['ttft_dram_all_s'])}; SSD: median of {len(result['ttft_ssd_all_s'])} new "
+        "processes",
+    )
     table.add_column("prefix comes from")
     table.add_column("time to first token", justify="right")
     table.add_column("faster", justify="right")

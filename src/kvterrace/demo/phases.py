@@ -1,6 +1,6 @@
-"""One phase of the demo, in a process of its own: `python -m kvterrace.demo.phases PHASE WORK_DIR`.
+"""One phase of the demo, in a process of its own: `python -m kvterrace.demo.phases PHASE WORK_DIR NAME`.
 
-`WORK_DIR/spec.json` says what to do, `WORK_DIR/PHASE.json` and `.npz` tell what came out; stdout carries progress, one
+`WORK_DIR/spec.json` says what to do, `WORK_DIR/NAME.json` and `.npz` tell what came out; stdout carries progress, one
 JSON object a line.
 """
 
@@ -27,6 +27,7 @@ QUESTIONS = ("In one sentence, what does the assert statement do?", "Which keywo
 # Multiples of this lie on the grid of the prefill in every phase.
 _CHUNK_TOKENS = 512
 _BLOCK_TOKENS = 64
+_WARM_UP_TOKENS = (64, 16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +69,27 @@ def _load(spec: Spec) -> tuple[Any, list[list[int]], float]:
     return session.load_model(folder, "float32"), asked, time.monotonic() - began_s
 
 
-def _convert(_spec: Spec, _work: Path) -> dict[str, object]:
+def _warm_up(model: Any) -> None:
+    """What a process pays once (threads, kernels, lazy imports), paid before any clock starts: in every phase alike."""
+    import torch
+    from transformers import DynamicCache
+
+    from kvterrace.integrations.transformers import cache_argument
+
+    cache = {cache_argument(model): DynamicCache(config=model.config)}
+    with torch.no_grad():
+        for tokens in _WARM_UP_TOKENS:
+            model(input_ids=torch.ones(1, tokens, dtype=torch.long), use_cache=True, logits_to_keep=1, **cache)
+
+
+def _convert(_spec: Spec, _work: Path, _name: str) -> dict[str, object]:
     _say("converting the model")
     return {"model": str(convert())}
 
 
-def _reference(spec: Spec, work: Path) -> dict[str, object]:
-    """Plain Transformers on the same grid; no store, no `PrefixCache`."""
+def _reference(spec: Spec, work: Path, name: str) -> dict[str, object]:
+    """Plain Transformers; no store, no `PrefixCache`. On the same grid, for the bits; and in one pass, which is how
+    Transformers by itself computes a prompt, for the time."""
     import torch
     from transformers import DynamicCache
 
@@ -88,86 +103,102 @@ def _reference(spec: Spec, work: Path) -> dict[str, object]:
             taken = {argument: cache}
             return model(input_ids=torch.tensor([ids]), use_cache=True, logits_to_keep=1, **taken).logits[0, -1]
 
-    step(asked[0][:_BLOCK_TOKENS], DynamicCache(config=model.config))  # one-time costs of a process are not prefill
-    answers, logits, ttfts = [], {}, []
-    for number, ids in enumerate(asked):
-        told = _progress(f"question {number + 1}, recomputed")
+    def prefill(ids: Sequence[int], chunk_tokens: int, stage: str) -> tuple[Any, Any, float]:
+        told = _progress(stage)
         began_s = time.monotonic()
         cache = DynamicCache(config=model.config)
-        for start in range(0, len(ids), _CHUNK_TOKENS):
-            stop = min(len(ids), start + _CHUNK_TOKENS)
+        for start in range(0, len(ids), chunk_tokens):
+            stop = min(len(ids), start + chunk_tokens)
             last = step(ids[start:stop], cache)
             told(stop, len(ids))
+        last.argmax().item()
+        return last, cache, time.monotonic() - began_s
+
+    _warm_up(model)
+    answers, logits, chunks_s, one_pass_s = [], {}, [], []
+    for number, ids in enumerate(asked):
+        last, cache, ttft_s = prefill(ids, _CHUNK_TOKENS, f"question {number + 1}, in chunks")
+        chunks_s.append(ttft_s)
         seen, answer = [last], [int(last.argmax())]
-        ttfts.append(time.monotonic() - began_s)
         while answer[-1] not in ends and len(answer) < spec.new_tokens:
             last = step(answer[-1:], cache)
             seen.append(last)
             answer.append(int(last.argmax()))
         answers.append(answer)
         logits[f"q{number}"] = torch.stack(seen).numpy()
-    np.savez(work / "reference.npz", **logits)
-    return {"answers": answers, "ttft_s": ttfts, "load_s": load_s, "threads": torch.get_num_threads()}
+        del cache
+        one_pass_s.append(prefill(ids, len(ids), f"question {number + 1}, in one pass")[2])
+    np.savez(work / f"{name}.npz", **logits)
+    return {
+        "answers": answers,
+        "ttft_chunks_s": chunks_s,
+        "ttft_one_pass_s": one_pass_s,
+        "load_s": load_s,
+        "threads": torch.get_num_threads(),
+    }
 
 
-def _with_store(name: str) -> Callable[[Spec, Path], dict[str, object]]:
-    def phase(spec: Spec, work: Path) -> dict[str, object]:
-        import torch
+def _with_store(spec: Spec, work: Path, name: str) -> dict[str, object]:
+    import torch
 
-        from kvterrace.integrations.transformers import PrefixCache, session
-        from kvterrace.store import open_store
+    from kvterrace.integrations.transformers import PrefixCache, session
+    from kvterrace.store import open_store
 
-        model, asked, load_s = _load(spec)
-        results, logits = [], {}
-        with open_store(spec.store, dram_bytes=spec.dram, ssd_bytes=spec.ssd) as store:
-            _say("fingerprinting weights")
-            began_s = time.monotonic()
-            prefix = PrefixCache(
-                store, model, block_tokens=_BLOCK_TOKENS, chunk_tokens=_CHUNK_TOKENS, salt=bytes.fromhex(spec.salt)
-            )
-            setup_s = time.monotonic() - began_s
-            for number, ids in enumerate(asked):
-                seen: list[Any] = []
-                told = _progress(f"question {number + 1}, {name}")
-                made = session.generate(
-                    prefix,
-                    model,
-                    ids,
-                    max_new_tokens=spec.new_tokens,
-                    on_progress=told,
-                    on_token=lambda _token, row, seen=seen: seen.append(row),  # type: ignore[misc]
-                )
-                kept = prefix.store([ids + made.tokens], made.cache)
-                logits[f"q{number}"] = torch.stack(seen).numpy()
-                results.append(
-                    {
-                        "answer": made.tokens,
-                        "ttft_s": made.ttft_s,
-                        "restore_s": made.restored.elapsed_s,
-                        "restored_tokens": made.restored.restored_tokens,
-                        "tiers": {tier.name: count for tier, count in made.restored.tier_tokens.items()},
-                        "restored_nbytes": made.restored.nbytes,
-                        "stored_nbytes": kept.nbytes,
-                        "store_s": kept.elapsed_s,
-                        "missed_blocks": kept.missed_blocks,
-                    }
-                )
-            _say("flushing to the SSD")
-            store.flush()
-            stats = store.stats()
-            moved = {key: getattr(stats, key) for key in ("ssd_read_nbytes", "ssd_written_nbytes", "dram_read_nbytes")}
-        np.savez(work / f"{name}.npz", **logits)
-        return {"results": results, "load_s": load_s, "setup_s": setup_s, **moved}
+    model, asked, load_s = _load(spec)
 
-    return phase
+    def ask(number: int) -> tuple[dict[str, object], Any]:
+        # In a function of its own: the cache goes when it returns, and its memory is there for the next question.
+        seen: list[Any] = []
+        made = session.generate(
+            prefix,
+            model,
+            asked[number],
+            max_new_tokens=spec.new_tokens,
+            on_progress=_progress(f"question {number + 1}"),
+            on_token=lambda _token, row: seen.append(row),
+        )
+        kept = prefix.store([asked[number] + made.tokens], made.cache)
+        told: dict[str, object] = {
+            "answer": made.tokens,
+            "ttft_s": made.ttft_s,
+            "restore_s": made.restored.elapsed_s,
+            "restored_tokens": made.restored.restored_tokens,
+            "tiers": {tier.name: count for tier, count in made.restored.tier_tokens.items()},
+            "restored_nbytes": made.restored.nbytes,
+            "stored_nbytes": kept.nbytes,
+            "store_s": kept.elapsed_s,
+            "missed_blocks": kept.missed_blocks,
+        }
+        return told, torch.stack(seen).numpy()
+
+    with open_store(spec.store, dram_bytes=spec.dram, ssd_bytes=spec.ssd) as store:
+        _say("fingerprinting weights")
+        began_s = time.monotonic()
+        prefix = PrefixCache(
+            store,
+            model,
+            block_tokens=_BLOCK_TOKENS,
+            chunk_tokens=_CHUNK_TOKENS,
+            salt=bytes.fromhex(spec.salt),
+            reserve_tokens=max(map(len, asked)) + spec.new_tokens,
+        )
+        setup_s = time.monotonic() - began_s
+        _warm_up(model)
+        told = [ask(number) for number in range(len(asked))]
+        _say("flushing to the SSD")
+        store.flush()
+        stats = store.stats()
+        moved = {key: getattr(stats, key) for key in ("ssd_read_nbytes", "ssd_written_nbytes", "dram_read_nbytes")}
+    np.savez(work / f"{name}.npz", **{f"q{number}": logits for number, (_, logits) in enumerate(told)})
+    return {"results": [one for one, _ in told], "load_s": load_s, "setup_s": setup_s, **moved}
 
 
 #: Phases by name.
-PHASES: dict[str, Callable[[Spec, Path], dict[str, object]]] = {
+PHASES: dict[str, Callable[[Spec, Path, str], dict[str, object]]] = {
     "convert": _convert,
     "reference": _reference,
-    "first": _with_store("first"),
-    "restarted": _with_store("restarted"),
+    "first": _with_store,
+    "restarted": _with_store,
 }
 
 
@@ -187,10 +218,10 @@ def write_spec(spec: Spec, work: Path) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Run one phase; 0, or 1 after a line with what went wrong, or 130."""
-    name, work = arguments[0], Path(arguments[1])
+    phase, work, name = arguments[0], Path(arguments[1]), arguments[2]
     spec = Spec(**json.loads((work / "spec.json").read_text(encoding="utf-8")))
     try:
-        result = PHASES[name](spec, work)
+        result = PHASES[phase](spec, work, name)
     except KVTerraceError as error:
         sys.stdout.write(json.dumps({"error": str(error)}) + "\n")
         return 1

@@ -189,11 +189,13 @@ class Filler:
             now_s = core.clock.monotonic_s()
             if result.crash is not None:
                 _log.error("copying from a caller's buffer failed", exc_info=result.crash)
-            for one in group:
+            doomed = core.ledger.doomed(np.array([one.block for one in group], np.int32)).tolist()
+            for one, invalidated in zip(group, doomed, strict=True):
                 if one.done:
                     core.ledger.filled(one.block, now_s)
                     core.stats.dram_written_nbytes += one.header.payload_nbytes
-                    one.transfer.settle(one.index, Stored(Tier.DRAM))
+                    # invalidated while it was filled: it goes at once, and may be put again after that
+                    one.transfer.settle(one.index, Busy() if invalidated else Stored(Tier.DRAM))
                 else:
                     core.ledger.undo(one.block)
                     one.transfer.settle(one.index, Rejected(f"the caller's buffer could not be read: {result.crash!r}"))

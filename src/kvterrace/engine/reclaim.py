@@ -6,15 +6,17 @@ Pure decisions over a ledger, as the ledger's own: no I/O, no clock.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 import numpy as np
 import numpy.typing as npt
 
-from kvterrace.engine.blocks import NOWHERE, Ids
+from kvterrace.engine.blocks import DramState, Ids
 from kvterrace.engine.ledger import Ledger
 from kvterrace.engine.space import Segment, SegmentState
-from kvterrace.format.record import PAGE_NBYTES, tombstone_nbytes_for
+from kvterrace.format.record import tombstone_nbytes_for
+from kvterrace.format.segment import TOMBSTONE_DTYPE
 
 __all__ = ["CARRY_SHARE", "choose", "give_up"]
 
@@ -23,14 +25,16 @@ CARRY_SHARE = 0.25
 #: A segment of which more than this is active KV, or tombstones that are still needed, stays: reclaiming it would write
 #: nearly all of it again.
 _KEPT_SHARE = 0.5
+#: Segments count as about as old within one of these steps to the doubling of an age: 4 %.
+_AGE_STEPS = 16
 
 
 def choose(ledger: Ledger, now_s: float, *, only: Segment | None = None) -> tuple[Segment, Ids] | None:
     """The sealed segment that is worth least, and its blocks that are worth carrying over; None if all are in use.
 
-    What a segment is worth is what would be lost with it: its blocks, and all that hangs on them, wherever that lies;
-    each run divided by its age. So of one long chain the end goes before the beginning, which would take all the rest
-    along. A segment that holds active KV comes last.
+    The oldest goes first, by the mean age of what lives in it, and the sooner the less of it lives. Of segments about
+    as old, the one goes with which least is lost: its blocks, and all that hangs on them, wherever that lies. So of one
+    long chain the end goes before the beginning, which would take all the rest along. Active KV comes last.
 
     Carried over is what was used more recently than the average block of the tier, the youngest first, into DRAM; what
     is there already counts, too. What hangs on a block was never used later than the block itself, so a prefix of
@@ -40,25 +44,30 @@ def choose(ledger: Ledger, now_s: float, *, only: Segment | None = None) -> tupl
     table, used_s = ledger.table, ledger.tree.used_s
     candidates: list[tuple[bool, float, int, Ids]] = []
     ages: list[npt.NDArray[np.float64]] = []
-    stakes: _Stakes | None = None
     for segment in ledger.space.in_state(SegmentState.SEALED):
         ids = segment.live_ids(table)
         if segment.readers or (table.users[ids] > 0).any() or _is_mostly_tombstones(ledger, segment):
             continue
         ages.append(now_s - used_s[table.run[ids]])
         if not len(ids):
-            candidates.append((False, 0.0, segment.number, ids))
+            candidates.append((False, -math.inf, segment.number, ids))
             continue
         active = int(np.count_nonzero(table.pins[ids]))
         if active * segment.live_nbytes > _KEPT_SHARE * segment.file_nbytes * len(ids):
             continue
-        stakes = stakes or _Stakes(ledger, now_s)
-        candidates.append((active > 0, stakes.of(ids), segment.number, ids))
+        age_s = float(ages[-1].mean()) * segment.file_nbytes / segment.live_nbytes
+        youth = -round(_AGE_STEPS * math.log2(age_s + 1e-9))
+        candidates.append((active > 0, youth, segment.number, ids))
     if only is not None:
         candidates = [one for one in candidates if one[2] == only.number]
     if not candidates:
         return None
-    _, _, number, ids = min(candidates, key=lambda one: one[:3])
+    first = min(one[:2] for one in candidates)
+    equals = [(number, ids) for active, youth, number, ids in candidates if (active, youth) == first]
+    number, ids = equals[0]
+    if len(equals) > 1:
+        stakes = _Stakes(ledger, now_s)
+        number, ids = min(equals, key=lambda one: (stakes.of(one[1]), one[0]))
     segment = ledger.space.segments[number]
     everything = np.concatenate(ages)
     average_s = float(everything.mean()) if len(everything) else 0.0
@@ -74,8 +83,7 @@ def _is_mostly_tombstones(ledger: Ledger, segment: Segment) -> bool:
     if not segment.tombstones or segment.number == min(ledger.space.segments):
         return False
     records = Counter((namespace, put_seq) for namespace, _, put_seq in segment.tombstones)
-    # a record, and as the writer reckons its rows in the footer
-    nbytes = sum(3 * tombstone_nbytes_for(keys) + PAGE_NBYTES for keys in records.values())
+    nbytes = len(segment.tombstones) * TOMBSTONE_DTYPE.itemsize + sum(map(tombstone_nbytes_for, records.values()))
     return nbytes > _KEPT_SHARE * segment.file_nbytes
 
 
@@ -128,11 +136,11 @@ def give_up(ledger: Ledger, segment: Segment, carried: Ids, now_s: float) -> Non
     ids = segment.live_ids(table)
     anew = np.isin(ids, carried) | (table.pins[ids] > 0)
     for block, again in zip(ids.tolist(), anew.tolist(), strict=True):
-        if again:
+        if table.segment[block] != segment.number:
+            continue  # gone with one that it hung on
+        if table.state[block] == DramState.EMPTY and not table.pins[block]:
+            ledger.forget(block)
+        elif again:
             ledger.lost(block, now_s)
         else:
             ledger.spend(block)
-    for block in ids.tolist():
-        gone_already = table.run[block] == NOWHERE  # with one that it hung on
-        if not gone_already and table.slot[block] == NOWHERE and table.segment[block] == NOWHERE:
-            ledger.forget(block)

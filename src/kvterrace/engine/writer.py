@@ -21,9 +21,11 @@ from kvterrace.format.record import (
     RecordHeader,
     decode_header,
     encode_tombstone,
+    pad_to_page,
     place,
     tombstone_nbytes_for,
 )
+from kvterrace.format.segment import TOMBSTONE_DTYPE
 from kvterrace.io.base import IoClass, IoFile, IoKind, IoRequest, IoResult
 from kvterrace.keys import KEY_NBYTES
 from kvterrace.tiers.segments import NewFile
@@ -208,7 +210,7 @@ class Writer:
         most = self._tombstone_keys
         some = list(itertools.takewhile(lambda one: (one[0], one[2]) == (digest, put_seq), self._tombstones[:most]))
         nbytes = tombstone_nbytes_for(len(some))
-        rows_nbytes = 2 * nbytes + PAGE_NBYTES  # more than its rows in the footer take
+        rows_nbytes = pad_to_page(len(some) * TOMBSTONE_DTYPE.itemsize)  # what its keys add to the footer
         if not self._space.fits(segment, nbytes + rows_nbytes, core.numbers[digest]):
             self._close_open()
             return
@@ -271,7 +273,7 @@ class Writer:
     def _tombstone_keys(self) -> int:
         """Keys that a tombstone may have so that it, and its rows in the footer, fit half a segment and some DRAM."""
         room = min(self._space.segment_nbytes // 6, self._core.arena.nbytes // 4) - 2 * PAGE_NBYTES
-        return max(1, min(_TOMBSTONE_KEYS, room // KEY_NBYTES))
+        return max(PAGE_NBYTES // KEY_NBYTES, min(_TOMBSTONE_KEYS, room // KEY_NBYTES))
 
     # -- segments ------------------------------------------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ class HostMemory:
         lent, else from the system. It is given back when the last tensor on it is gone."""
         free = self._lent is None or self._lent() is None
         if not free or nbytes > self._reserve.nbytes:
-            return torch.from_numpy(np.empty(nbytes, np.uint8))
+            return torch.empty(nbytes, dtype=torch.uint8)
         piece = self._reserve[:nbytes]
         self._lent = weakref.ref(piece)
         return torch.from_numpy(piece)

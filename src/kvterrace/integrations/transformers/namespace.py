@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
@@ -124,6 +125,7 @@ def _numerics(model: Any, chunk_tokens: int) -> str:
         "model_class": type(model).__name__,
         "compiled": hasattr(model, "_orig_mod"),
         "attention": str(getattr(model.config, "_attn_implementation", "")),
+        "grouped_queries": os.environ.get("TRANSFORMERS_SDPA_FORCE_GQA", ""),
         "dtype": str(getattr(model, "dtype", "")),
         "device": device.type,
         "device_kind": _device_kind(device),

@@ -8,8 +8,8 @@ that the kernel has yet to hand out. Here a tensor has room behind its last toke
 * `keys` and `values` are plain tensors, as in the plain layer: whatever Transformers does to them (crop, reorder,
   repeat, select, reset) makes other tensors. `update` sees that and joins like the plain layer, once; it makes room
   again when the next update finds its own tensors.
-* Where a gradient may be wanted, a compiler is tracing, or tensors are of another kind, dtype, device or shape, `update`
-  is the plain layer's.
+* Where a gradient may be wanted, a compiler is tracing, or tensors are of another kind, dtype, device or shape,
+  `update` is the plain layer's.
 """
 
 from __future__ import annotations
