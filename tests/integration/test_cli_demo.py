@@ -33,7 +33,7 @@ def test_a_restart_restores_and_answers_the_same(tmp_path: Path, monkeypatch: py
     assert result["logits_equal"], result["logits_max_abs_diff_by_run"]
     assert result["prefix_tokens"] == result["restored_tokens_ssd"] == result["restored_tokens_dram"] == 512
     assert result["restored"] == 512
-    assert 0 < result["ttft_dram_s"]
+    assert result["ttft_dram_s"] > 0
     assert 0 < result["ttft_ssd_s"] == sorted(result["ttft_ssd_all_s"])[1]
     computed = result["ttft_recomputed_chunks_s"] + result["ttft_recomputed_one_pass_s"]
     assert (len(computed), min(computed)) == (4, result["ttft_recomputed_s"])

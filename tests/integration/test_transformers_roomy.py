@@ -44,7 +44,7 @@ def append(layer: Any, new: tuple[Any, Any]) -> tuple[Any, Any]:
 def same(mine: Any, theirs: Any) -> bool:
     if not theirs.is_initialized:
         return not mine.is_initialized
-    return torch.equal(mine.keys, theirs.keys) and torch.equal(mine.values, theirs.values)
+    return bool(torch.equal(mine.keys, theirs.keys) and torch.equal(mine.values, theirs.values))
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -35,11 +35,16 @@ def flush(mover: Mover, driver: Driver, timeout_s: float | None) -> bool:
             return False
         with driver.lock:
             mark = core.ledger.next_put_seq
-        if not driver.wait_for(lambda: not core.ledger.can_write or not writer.owes(mark), left_s()):
+        written = False
+
+        def over() -> bool:
+            # decided in one go: what reclaim carries over a moment later is owed anew, but was written once
+            nonlocal written
+            written = not writer.owes(mark)
+            return written or not core.ledger.can_write
+
+        if not driver.wait_for(over, left_s()) or not written:
             return False
-        with driver.lock:
-            if writer.owes(mark):
-                return False
         return _sync(mover, driver, left_s())
     finally:
         with driver.lock:
