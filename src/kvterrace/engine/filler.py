@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -14,11 +14,12 @@ import numpy.typing as npt
 
 from kvterrace.buffers import Bytes
 from kvterrace.engine.blocks import DramState, Ids
-from kvterrace.engine.core import Core, OnResult
+from kvterrace.engine.core import Core, NamespaceEntry, OnResult
 from kvterrace.engine.transfers import Transfer
 from kvterrace.format.checksum import crc32c
 from kvterrace.format.record import RecordHeader, RecordKind, encode_header
 from kvterrace.io.base import IoClass, IoKind, IoRequest, IoResult
+from kvterrace.keys import KeyChain
 from kvterrace.types import Busy, Present, PutOutcome, Rejected, Stored, Tier
 
 __all__ = ["Filler"]
@@ -37,8 +38,25 @@ class _Fill:
     index: int
     block: int
     slot: Bytes
-    header: RecordHeader
+    entry: NamespaceEntry
+    put_seq: int
+    created_unix_ns: int
     done: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Queued:
+    """A put in line: blocks `index..stop` are still to be taken."""
+
+    transfer: Transfer
+    index: int
+    stop: int
+
+    def give_up(self, outcome: PutOutcome) -> None:
+        """Answer what was not taken yet."""
+        for index in range(self.index, self.stop):
+            self.transfer.settle(index, outcome)
+        self.stop = self.index
 
 
 class Filler:
@@ -51,7 +69,7 @@ class Filler:
     def __init__(self, core: Core, busy_after_s: float) -> None:
         self._core = core
         self._busy_after_s = busy_after_s
-        self._waiting: deque[tuple[Transfer, int]] = deque()  # with the index of the next block to take
+        self._waiting: deque[_Queued] = deque()
 
     @property
     def waiting(self) -> int:
@@ -64,7 +82,17 @@ class Filler:
         assert transfer.chain is not None
         known = core.ledger.find(transfer.chain, transfer.start)
         core.ledger.touch(transfer.chain, len(known), core.clock.monotonic_s())
-        self._waiting.append((transfer, transfer.start))
+        self._waiting.append(_Queued(transfer, transfer.start, transfer.stop))
+
+    def invalidate(self, chain: KeyChain, start: int) -> None:
+        """Puts that wait for room may hold what is invalid now: block `start` of `chain`, and what hangs on it."""
+        for one in self._waiting:
+            other = one.transfer.chain
+            assert other is not None
+            if len(other) > start and other.key(start) == chain.key(start):
+                stop, one.index = one.index, max(one.index, start)
+                one.give_up(Busy())
+                one.index = stop
 
     def pump(self, now_s: float) -> None:
         """Take blocks of waiting puts, in order, until one finds no room; answer Busy to those that have waited too
@@ -72,15 +100,15 @@ class Filler:
         """
         waiting, self._waiting = self._waiting, deque()
         blocked = False
-        for transfer, at in waiting:
-            index = at if blocked else self._take(transfer, at, now_s)
-            if index == transfer.stop or not transfer.is_open(index):  # all taken, or given up by somebody else
-                continue
-            if now_s >= self._limit_s(transfer):
-                transfer.give_up(Busy())
-                continue
-            blocked = True
-            self._waiting.append((transfer, index))
+        for one in waiting:
+            if not blocked:
+                self._take(one, now_s)
+            if one.index < one.stop and one.transfer.is_open(one.index):  # else all is taken, or given up by others
+                if now_s >= self._limit_s(one.transfer):
+                    one.give_up(Busy())
+                else:
+                    blocked = True
+                    self._waiting.append(one)
 
     def _limit_s(self, transfer: Transfer) -> float:
         """Until when a put may wait for room."""
@@ -88,100 +116,74 @@ class Filler:
             return transfer.deadline_s
         return transfer.submitted_s + self._busy_after_s
 
-    def _take(self, transfer: Transfer, index: int, now_s: float) -> int:
-        """Take blocks from `index` on; returns the first that found no room (`stop` if none)."""
-        core, ledger = self._core, self._core.ledger
+    def _take(self, one: _Queued, now_s: float) -> None:
+        """Take blocks from `one.index` on, up to the first that finds no room."""
+        core, ledger, transfer = self._core, self._core.ledger, one.transfer
         chain = transfer.chain
         assert chain is not None
         fills: list[_Fill] = []
-        known = ledger.find(chain, transfer.stop)
-        while index < transfer.stop and transfer.is_open(index):
+        while one.index < one.stop and transfer.is_open(one.index):
+            known = ledger.find(chain, one.stop)  # anew each time: making room may have cut what hung behind
             there = ledger.on_ladder(known)
             whole = len(there) if there.all() else int(np.argmin(there))
-            if whole < index:  # what block `index` hangs on is not there: it could not be found
-                self._answer_orphans(transfer, index, whole, known, there)
-                index = transfer.stop
+            for block in known[one.index : whole].tolist():
+                self._settle_present(transfer, one.index, block)
+                one.index += 1
+            if one.index == one.stop:
                 break
-            for block in known[index:whole].tolist():
-                in_dram = ledger.table.state[block] != DramState.EMPTY
-                transfer.settle(index, Present(Tier.DRAM if in_dram else Tier.SSD))
-                index += 1
-            if index == transfer.stop:
+            if whole < one.index or ledger.doomed(known[whole : whole + 1]).any():
+                self._settle_orphans(one, whole, known, there)
                 break
-            if index < len(known) and ledger.doomed(known[index : index + 1]).any():
-                self._answer_orphans(transfer, index, whole, known, there)
-                index = transfer.stop
-                break
-            if index < len(known):  # known, and without a copy
-                block = int(known[index])
-                ledger.hold(known[index : index + 1])
-                first = ledger.begin_fill(block)
-                if first is None:
+            if one.index < len(known):  # known, and without a copy
+                block = int(known[one.index])
+                ledger.hold(known[one.index : one.index + 1])
+                put_seq = ledger.begin_fill(block)
+                if put_seq is None:
                     ledger.let_go(block)
                     break
-                fills.append(self._fill(transfer, index, block, first))
-                index += 1
-            else:
-                ids, put_seq = ledger.begin_put(
-                    chain,
-                    index,
-                    transfer.stop,
-                    namespace=core.numbers[chain.namespace.digest],
-                    sequence=transfer.sequence,
-                    now_s=now_s,
-                )
-                for more, block in enumerate(ids.tolist()):
-                    fills.append(self._fill(transfer, index + more, block, put_seq + more))
-                index += len(ids)
-                break
-            known = ledger.find(chain, transfer.stop)  # making room may have cut what hung behind
-        ledger.touch(chain, index, now_s)
+                fills.append(self._fill(transfer, one.index, block, put_seq))
+                one.index += 1
+                continue
+            ids, first = ledger.begin_put(
+                chain,
+                one.index,
+                one.stop,
+                namespace=core.numbers[chain.namespace.digest],
+                sequence=transfer.sequence,
+                now_s=now_s,
+            )
+            for more, block in enumerate(ids.tolist()):
+                fills.append(self._fill(transfer, one.index + more, block, first + more))
+            one.index += len(ids)
+            break
+        ledger.touch(chain, one.index, now_s)
         requests = [
             IoRequest(IoKind.CALL, IoClass.PREFETCH, finish=partial(_fill_all, group), tag=self._on_filled(group))
             for group in (fills[at : at + _FILL_BLOCKS] for at in range(0, len(fills), _FILL_BLOCKS))
         ]
         if requests:
             core.engine.submit(requests)
-        return index
 
-    def _answer_orphans(
-        self, transfer: Transfer, index: int, gap: int, known: Ids, there: npt.NDArray[np.bool_]
-    ) -> None:
-        """Blocks from `index` on cannot be taken because of block `gap`: it is not there, or it was invalidated and is
-        still in use.
+    def _settle_present(self, transfer: Transfer, index: int, block: int) -> None:
+        in_dram = self._core.ledger.table.state[block] != DramState.EMPTY
+        transfer.settle(index, Present(Tier.DRAM if in_dram else Tier.SSD))
+
+    def _settle_orphans(self, one: _Queued, gap: int, known: Ids, there: npt.NDArray[np.bool_]) -> None:
+        """The rest cannot be taken because of block `gap`, on which it hangs: that is not there, or it was invalidated
+        and is still in use.
         """
-        ledger = self._core.ledger
         outcome: PutOutcome = Rejected(f"block {gap} of the chain is not on the ladder; put it first")
-        if ledger.doomed(known[gap : gap + 1]).any():
+        if self._core.ledger.doomed(known[gap : gap + 1]).any():
             outcome = Busy()
-        for at in range(index, transfer.stop):
-            if at < len(known) and there[at]:
-                in_dram = ledger.table.state[known[at]] != DramState.EMPTY
-                transfer.settle(at, Present(Tier.DRAM if in_dram else Tier.SSD))
-            else:
-                transfer.settle(at, outcome)
+        for index in range(one.index, min(one.stop, len(known))):
+            if there[index]:
+                self._settle_present(one.transfer, index, int(known[index]))
+        one.give_up(outcome)
 
     def _fill(self, transfer: Transfer, index: int, block: int, put_seq: int) -> _Fill:
-        header = self._header(transfer, index, put_seq)
-        return _Fill(transfer, index, block, self._core.slot(block), header)
-
-    def _header(self, transfer: Transfer, index: int, put_seq: int) -> RecordHeader:
-        core, chain = self._core, transfer.chain
-        assert chain is not None
-        entry = core.namespaces[core.numbers[chain.namespace.digest]]
-        return RecordHeader(
-            RecordKind.BLOCK,
-            put_seq,
-            entry.digest,
-            chain.key(index),
-            chain.key(index - 1),
-            entry.geometry.payload_nbytes,
-            entry.parts,
-            depth=index,
-            epoch=entry.epoch,
-            sequence=transfer.sequence,
-            created_unix_ns=int(core.clock.unix_s() * 1e9),
-        )
+        core = self._core
+        created_unix_ns = int(core.clock.unix_s() * 1e9)
+        return _Fill(transfer, index, block, core.slot(block), core.entry_of(block), put_seq, created_unix_ns)
 
     def _on_filled(self, group: list[_Fill]) -> OnResult:
         def on_result(result: IoResult) -> None:
@@ -193,7 +195,7 @@ class Filler:
             for one, invalidated in zip(group, doomed, strict=True):
                 if one.done:
                     core.ledger.filled(one.block, now_s)
-                    core.stats.dram_written_nbytes += one.header.payload_nbytes
+                    core.stats.dram_written_nbytes += one.entry.geometry.payload_nbytes
                     # invalidated while it was filled: it goes at once, and may be put again after that
                     one.transfer.settle(one.index, Busy() if invalidated else Stored(Tier.DRAM))
                 else:
@@ -215,12 +217,29 @@ def _fill(one: _Fill) -> None:
     buffers = one.transfer.buffers
     if buffers is None or not one.transfer.begin_copy(one.index):
         return
-    parts = one.header.parts.copy()
-    payload = one.slot[one.header.header_nbytes :]
+    chain, entry = one.transfer.chain, one.entry
+    assert chain is not None
+    parts = entry.parts.copy()
+    payload = one.slot[entry.geometry.header_nbytes :]
+    sums = []
     for number, (offset, nbytes, _, _) in enumerate(parts.tolist()):
         part = payload[offset : offset + nbytes]
         buffers.copy_in(one.index - one.transfer.start, number, part)
-        parts["crc32c"][number] = crc32c(part)
-    payload[one.header.payload_nbytes :] = 0
-    encode_header(replace(one.header, parts=parts), one.slot)
+        sums.append(crc32c(part))
+    parts["crc32c"] = sums
+    payload[entry.geometry.payload_nbytes :] = 0
+    header = RecordHeader(
+        RecordKind.BLOCK,
+        one.put_seq,
+        entry.digest,
+        chain.key(one.index),
+        chain.key(one.index - 1),
+        entry.geometry.payload_nbytes,
+        parts,
+        depth=one.index,
+        epoch=entry.epoch,
+        sequence=one.transfer.sequence,
+        created_unix_ns=one.created_unix_ns,
+    )
+    encode_header(header, one.slot)
     one.done = True

@@ -24,6 +24,9 @@ from kvterrace.types import Tier
 #: A block's attention score halves in this time if nothing is added.
 SCORE_HALF_LIFE_S = 60.0
 
+#: By whether a block is in DRAM.
+_TIERS = np.array([Tier.SSD, Tier.DRAM], dtype=object)
+
 __all__ = ["SCORE_HALF_LIFE_S", "Geometry", "Ledger", "WriteBatch", "WritePolicy"]
 
 
@@ -132,7 +135,8 @@ class Ledger:
         if self._doomed:
             there &= ~self.doomed(ids)
         count = len(ids) if there.all() else int(np.argmin(there))
-        return [Tier.DRAM if hot else Tier.SSD for hot in ready[:count].tolist()]
+        tiers: list[Tier] = _TIERS[ready[:count].view(np.uint8)].tolist()
+        return tiers
 
     def run_of(self, block: int) -> Run:
         """The run that a block belongs to."""
@@ -248,7 +252,7 @@ class Ledger:
 
         `last_copies`: where nothing can be written, blocks without one are given up, too, except in the runs `keep`.
         """
-        allocate, state = self.dram.allocator.allocate, self.table.state
+        allocate = self.dram.allocator.allocate
         droppable = last_copies and not self.can_write
         offsets: list[int] = []
         victims: list[int] = []
@@ -262,10 +266,28 @@ class Ledger:
                 victims = self.dram.victims(wanted, self._slot_nbytes, droppable=droppable, keep=keep)[::-1].tolist()
                 if not victims:
                     break
-            block = victims.pop()
-            if state[block] == DramState.READY:  # not gone together with one that it hung on
-                self._evict(block)
+            self._evict_some(victims, nbytes * (count - len(offsets)))
         return offsets
+
+    def _evict_some(self, victims: list[int], nbytes: int) -> None:
+        """Give up the last of `victims`, and the last copies before it in the list that are of the same run, for up to
+        `nbytes` of room; takes them off the list.
+        """
+        table = self.table
+        block = victims.pop()
+        if table.state[block] != DramState.READY:  # gone together with one that it hung on
+            return
+        if table.segment[block] != NOWHERE or table.spent[block]:
+            self._evict(block)
+            return
+        run = self.run_of(block)
+        nbytes -= self._slot_nbytes[run.namespace]
+        while victims and nbytes > 0 and table.run[victims[-1]] == run.number:
+            if table.segment[victims[-1]] != NOWHERE or table.spent[victims[-1]]:
+                break
+            block = victims.pop()
+            nbytes -= self._slot_nbytes[run.namespace]
+        self.forget(block)  # the first of them in the chain: the others hang on it
 
     def _evict(self, block: int) -> None:
         if self.table.segment[block] != NOWHERE:

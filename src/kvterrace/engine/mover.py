@@ -110,6 +110,8 @@ class Mover:
         """Give up blocks, in DRAM and on the SSD, so that a restart does not bring them back either."""
         if chain.namespace.digest not in self.core.numbers:
             return  # nothing of it is here, or on the drive
+        if start < len(chain):
+            self._filler.invalidate(chain, start)
         keys = self.core.ledger.invalidate(chain, start)
         if self.writer is not None and keys:
             self.writer.bury(chain.namespace.digest, keys)
