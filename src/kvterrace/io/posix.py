@@ -12,19 +12,19 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import logging
 import os
 import stat
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kvterrace.buffers import Bytes
 from kvterrace.errors import ConfigError, StoreClosedError
 from kvterrace.io.base import PAGE_NBYTES, FileInfo, IoClass, IoFile, IoKind, IoRequest, IoResult
+from kvterrace.io.descriptors import Descriptors, PosixFile
 
 __all__ = ["PosixEngine", "PosixFile"]
 
@@ -36,52 +36,6 @@ _IOV_MAX = 1024
 _JOIN_S = 1.0
 #: Longest single wait: `Condition.wait` refuses infinity.
 _WAIT_S = 3600.0
-
-
-class PosixFile:
-    """An open file. Thread-safe.
-
-    Invariant: the descriptor is closed only when nobody is inside `using`, and `using` refuses once `close` was called.
-    So no I/O ever reaches a descriptor number that the process has since given to another file.
-    """
-
-    __slots__ = ("_closed", "_fd", "_lock", "_users", "direct", "path")
-
-    def __init__(self, path: Path, fd: int, *, direct: bool) -> None:
-        self.path = path
-        self.direct = direct
-        self._fd = fd
-        self._users = 0
-        self._closed = False
-        self._lock = threading.Lock()
-
-    @contextlib.contextmanager
-    def using(self) -> Iterator[int]:
-        """The descriptor, kept open for the length of the block. Raises OSError (EBADF) after `close`."""
-        with self._lock:
-            if self._closed:
-                raise OSError(errno.EBADF, "file was closed", str(self.path))
-            self._users += 1
-        try:
-            yield self._fd
-        finally:
-            self._leave()
-
-    def close(self) -> None:
-        """Refuse further use; close the descriptor now, or when the last user leaves. Closing twice does nothing."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            self._users += 1
-        self._leave()
-
-    def _leave(self) -> None:
-        with self._lock:
-            self._users -= 1
-            last = self._closed and self._users == 0
-        if last:
-            os.close(self._fd)
 
 
 class PosixEngine:
@@ -109,6 +63,7 @@ class PosixEngine:
         self._closed = False
         self._stopped = False
         self._files: set[PosixFile] = set()
+        self._descriptors = Descriptors()
         self._buffered_folders: set[Path] = set()
         reserved = 1 if threads > 1 else 0
         self._threads = [
@@ -285,15 +240,8 @@ class PosixEngine:
         with self._lock:
             if self._closed:
                 raise StoreClosedError(f"I/O engine {self.name} was closed; open the store again")
-        fd = os.open(path, flags, 0o600)
-        try:
-            direct = _set_direct(fd)
-        except BaseException:
-            os.close(fd)
-            if flags & os.O_EXCL:
-                path.unlink()
-            raise
-        file = PosixFile(path, fd, direct=direct)
+        file = PosixFile(path, flags, self._descriptors)
+        direct = file.direct
         with self._lock:
             self._files.add(file)
             warn = not direct and path.parent not in self._buffered_folders
@@ -302,17 +250,6 @@ class PosixEngine:
         if warn:
             _log.warning("%s: %s refuses O_DIRECT; reading and writing through the page cache", self.name, path.parent)
         return file
-
-
-def _set_direct(fd: int) -> bool:
-    # Not by open(O_CREAT | O_DIRECT): where that is refused, Linux has made the file already, and O_EXCL fails next.
-    try:
-        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_DIRECT)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        return False
-    return True
 
 
 def _reserve(fd: int, nbytes: int) -> None:
