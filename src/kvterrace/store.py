@@ -195,6 +195,7 @@ class Store:
             layers: only these layers (`range` of step 1); `out` then holds just their parts. Such a read does not
                 promote.
             deadline_s: seconds from now; blocks that are not there by then end in `Expired`, their memory untouched.
+                Without one, a read is given up likewise when no block of it has come for 30 s.
 
         Raises:
             LayoutError: `out` does not fit. StoreClosedError. IndexError: no such blocks.

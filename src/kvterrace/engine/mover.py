@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from kvterrace.engine.core import Core
@@ -28,9 +29,13 @@ from kvterrace.types import (
     Tier,
 )
 
-__all__ = ["Mover"]
+__all__ = ["STALL_S", "Mover"]
 
 _log = logging.getLogger(__name__)
+
+#: A read of which no block has come for this long is given up, deadline or not: a drive that hangs must not hang a
+#: request. Linux resets an NVMe controller after 30 s (`nvme_core.io_timeout`); what has not come by then will not.
+STALL_S = 30.0
 
 _PUT_COUNTS: dict[type[Any], str] = {Stored: "stored", Present: "present", Busy: "busy", Rejected: "rejected"}
 _GET_COUNTS: dict[type[Any], str] = {
@@ -43,6 +48,14 @@ _GET_COUNTS: dict[type[Any], str] = {
 }
 
 
+@dataclass(slots=True)
+class _Progress:
+    """How far a transfer had come, and when that was first seen."""
+
+    done_blocks: int
+    at_s: float
+
+
 class Mover:
     """All of it runs under the store's lock, except what requests do on the engine's threads."""
 
@@ -52,7 +65,7 @@ class Mover:
         self._reader = Reader(core, busy_after_s)
         self._filler = Filler(core, busy_after_s)
         self.writer = Writer(core, self._reader) if core.files is not None else None
-        self._active: dict[Transfer, None] = {}  # a dict keeps their order
+        self._active: dict[Transfer, _Progress] = {}  # in the order they came
         self.finished: list[Transfer] = []
 
     @property
@@ -62,7 +75,7 @@ class Mover:
 
     def submit(self, transfer: Transfer) -> None:
         """Begin a transfer."""
-        self._active[transfer] = None
+        self._active[transfer] = _Progress(0, transfer.submitted_s)
         if transfer.kind is TransferKind.PUT:
             self._filler.start(transfer)
         else:
@@ -122,7 +135,8 @@ class Mover:
         if self.fault is not None:
             return 1.0
         now_s = self.core.clock.monotonic_s()
-        due = [t.deadline_s - now_s for t in self._active if t.deadline_s is not None]
+        deadlines = [t.deadline_s for t in self._active if t.deadline_s is not None]
+        due = [deadline_s - now_s for deadline_s in deadlines if deadline_s > now_s]
         if self._filler.waiting or self._reader.waiting:
             due.append(0.02)
         elif self.writer is not None and self.writer.pending:
@@ -130,12 +144,13 @@ class Mover:
         return max(0.0, min([*due, 1.0]))
 
     def _expire(self, now_s: float) -> None:
-        for transfer in self._active:
-            if (
-                transfer.deadline_s is not None
-                and now_s >= transfer.deadline_s
-                and transfer.kind is not TransferKind.PUT
-            ):
+        for transfer, progress in self._active.items():
+            if transfer.kind is TransferKind.PUT:
+                continue
+            if transfer.done_blocks != progress.done_blocks:
+                progress.done_blocks, progress.at_s = transfer.done_blocks, now_s
+            late = transfer.deadline_s is not None and now_s >= transfer.deadline_s
+            if late or now_s - progress.at_s >= STALL_S:
                 transfer.give_up(Expired())
 
     def _reap(self) -> None:

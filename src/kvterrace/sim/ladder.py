@@ -54,7 +54,9 @@ class LadderCounts:
 class LedgerLadder:
     """A ladder of DRAM and SSD without bytes. Sizes in blocks of `record_nbytes` each."""
 
-    def __init__(self, dram_blocks: int, ssd_blocks: int, *, record_nbytes: int = 1 << 20, write_behind_s: float = 2.0) -> None:
+    def __init__(
+        self, dram_blocks: int, ssd_blocks: int, *, record_nbytes: int = 1 << 20, write_behind_s: float = 2.0
+    ) -> None:
         cap = ssd_blocks * record_nbytes
         self.space = SegmentSpace(cap, min(64 * record_nbytes, cap // 16), lambda records, _: 4096 + 160 * records)
         self.ledger = Ledger(dram_blocks * record_nbytes, self.space, writes=WritePolicy(after_s=write_behind_s))
