@@ -35,7 +35,7 @@ _HOW_TO_VIEW = (
 class BlockBuffers:
     """`n` blocks of a caller's memory, part by part. Not thread-safe by itself; distinct blocks may be used at once."""
 
-    __slots__ = ("_arrays", "_in_one_piece", "blocks", "parts")
+    __slots__ = ("_arrays", "_in_one_piece", "_pieces", "blocks", "parts")
 
     def __init__(self, layout: KVLayout, source: Any, blocks: int, *, layers: range | None = None) -> None:
         """View `source` as `blocks` blocks, in place: no byte of it is copied.
@@ -51,9 +51,13 @@ class BlockBuffers:
         sizes = layout.part_nbytes[self.parts.start : self.parts.stop]
         self._in_one_piece = not isinstance(source, Sequence) or _offers_memory(source)
         if self._in_one_piece:
-            self._arrays = _split_contiguous(source, blocks, sizes)
+            table = _table(source, blocks, sum(sizes))
+            edges = itertools.accumulate(sizes, initial=0)
+            self._arrays = [table[:, a:b] for a, b in itertools.pairwise(edges)]
+            self._pieces = [table]
         else:
             self._arrays = _part_arrays(source, blocks, sizes)
+            self._pieces = _joined(self._arrays)
 
     def require_writable(self) -> Self:
         """These buffers, if every byte of every block is a place of its own that can be written: fit to read into.
@@ -87,10 +91,15 @@ class BlockBuffers:
         array = self._arrays[part][block]
         np.copyto(slot.view(array.dtype).reshape(array.shape), array)
 
-    def copy_out(self, block: int, part: int, slot: Bytes) -> None:
-        """Copy `slot` (exactly its bytes) into the caller's part of `block`. Only after `require_writable`."""
-        array = self._arrays[part][block]
-        np.copyto(array, slot.view(array.dtype).reshape(array.shape))
+    def copy_out(self, block: int, payload: Bytes) -> None:
+        """Copy the parts of `block`, which lie end to end from the start of `payload`, to the caller. Only after
+        `require_writable`. As few copies as the caller's memory allows: one, if its parts lie at even distances.
+        """
+        at = 0
+        for piece in self._pieces:
+            view = piece[block]
+            np.copyto(view, payload[at : at + view.nbytes].view(view.dtype).reshape(view.shape))
+            at += view.nbytes
 
 
 def _parts_of(layout: KVLayout, layers: object) -> range:
@@ -126,7 +135,7 @@ def _is_injective(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: in
     return True
 
 
-def _split_contiguous(source: Any, blocks: int, sizes: Sequence[int]) -> list[npt.NDArray[Any]]:
+def _table(source: Any, blocks: int, block_nbytes: int) -> Bytes:
     if isinstance(source, np.ndarray):
         _require_plain(source.dtype, "the buffer")
     try:
@@ -138,12 +147,25 @@ def _split_contiguous(source: Any, blocks: int, sizes: Sequence[int]) -> list[np
         ) from error
     if not plain:
         raise LayoutError("the buffer holds Python objects, not plain memory")
-    want = blocks * sum(sizes)
+    want = blocks * block_nbytes
     if flat.nbytes != want:
-        raise LayoutError(f"{blocks} blocks of {sum(sizes)} B need a buffer of {want} B, not {flat.nbytes} B")
-    table = flat.reshape(blocks, sum(sizes))
-    edges = itertools.accumulate(sizes, initial=0)
-    return [table[:, a:b] for a, b in itertools.pairwise(edges)]
+        raise LayoutError(f"{blocks} blocks of {block_nbytes} B need a buffer of {want} B, not {flat.nbytes} B")
+    return flat.reshape(blocks, block_nbytes)
+
+
+def _joined(arrays: list[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
+    """The part arrays as one array `(blocks, parts, ...)` if they are alike and lie at even distances, as the layers of
+    one allocation do; else as they are.
+    """
+    first = arrays[0]
+    if any((one.shape, one.strides, one.dtype) != (first.shape, first.strides, first.dtype) for one in arrays):
+        return arrays
+    starts = [one.__array_interface__["data"][0] for one in arrays]
+    steps = {b - a for a, b in itertools.pairwise(starts)}
+    if len(steps) != 1:
+        return arrays
+    shape, strides = (len(first), len(arrays), *first.shape[1:]), (first.strides[0], steps.pop(), *first.strides[1:])
+    return [np.lib.stride_tricks.as_strided(first, shape, strides)]
 
 
 def _part_arrays(source: Sequence[Any], blocks: int, sizes: Sequence[int]) -> list[npt.NDArray[Any]]:

@@ -3,6 +3,7 @@
 import array
 import ctypes
 import mmap
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -37,12 +38,8 @@ def read(buffers: BlockBuffers, layout: KVLayout, block: int) -> bytes:
     return found
 
 
-def write(buffers: BlockBuffers, layout: KVLayout, block: int, data: Bytes) -> None:
-    start = 0
-    for index, part in enumerate(buffers.parts):
-        end = start + layout.part_nbytes[part]
-        buffers.copy_out(block, index, data[start:end])
-        start = end
+def write(buffers: BlockBuffers, _: KVLayout, block: int, data: Bytes) -> None:
+    buffers.copy_out(block, data)
 
 
 def engine_cache(layout: KVLayout, *, layers: range | None = None) -> list[npt.NDArray[Any]]:
@@ -114,11 +111,25 @@ def test_strided_and_contiguous_sources_give_the_same_bytes() -> None:
     flat = random_bytes(BLOCKS * LAYOUT.block_nbytes)
     contiguous = BlockBuffers(LAYOUT, flat, BLOCKS)
     for block in range(BLOCKS):
-        for part, nbytes in enumerate(LAYOUT.part_nbytes):
-            between = slot(nbytes)
-            contiguous.copy_in(block, part, between)
-            strided.copy_out(block, part, between)
+        strided.copy_out(block, np.frombuffer(read(contiguous, LAYOUT, block), np.uint8))
         assert read(strided, LAYOUT, block) == read(contiguous, LAYOUT, block)
+
+
+@pytest.mark.parametrize(
+    "places", [range(6), range(5, -1, -1), range(0, 12, 2), [0, 1, 2, 3, 4, 6], [1, 0, 2, 3, 5, 4]]
+)
+def test_parts_of_one_allocation_at_any_distances(places: Sequence[int]) -> None:
+    """Alike parts at even distances are copied at once, at others one by one: the bytes are the same."""
+    layout = KVLayout(layers=3, kv_heads=2, head_dim=4, dtype="float16", block_tokens=3)
+    memory = np.zeros((12, BLOCKS, 2, 3, 4), np.float16)
+    buffers = BlockBuffers(layout, [memory[place] for place in places], BLOCKS).require_writable()
+    data = random_bytes(BLOCKS * layout.block_nbytes).reshape(BLOCKS, 6, 48)
+    for block in range(BLOCKS):
+        buffers.copy_out(block, data[block].reshape(-1))
+    for part, place in enumerate(places):
+        assert memory[place].tobytes() == data[:, part].tobytes()
+    untouched = sorted(set(range(12)) - set(places))
+    assert not memory[untouched].any()
 
 
 def test_some_layers_only() -> None:

@@ -452,9 +452,7 @@ def _scatter(want: _Want, payload: Bytes, base: int = 0) -> DeviceFailed | None:
     try:
         sizes = transfer.chain.namespace.layout.part_nbytes
         at = sum(sizes[: buffers.parts.start]) - base
-        for number, part in enumerate(buffers.parts):
-            buffers.copy_out(want.index - transfer.start, number, payload[at : at + sizes[part]])
-            at += sizes[part]
+        buffers.copy_out(want.index - transfer.start, payload[at:])
     except Exception as error:  # noqa: BLE001 - whatever the caller's memory is made of
         _log.error("copying to a caller's buffer failed", exc_info=error)
         return DeviceFailed("the caller's buffer", repr(error))

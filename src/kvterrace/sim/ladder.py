@@ -1,6 +1,6 @@
 """The production ledger driven by a trace: every decision is made, no byte is moved, and I/O takes no time.
 
-What it shares with a running store is everything that decides: the tree, the eviction policy, write-behind, placing, reclaim.
+What it shares with a running store is everything that decides: the tree, eviction, write-behind, placing, reclaim.
 """
 
 from __future__ import annotations
@@ -52,20 +52,22 @@ class LadderCounts:
 
 
 class LedgerLadder:
-    """A ladder of DRAM and SSD without bytes. Sizes in blocks of `record_nbytes` each."""
+    """A ladder of DRAM and SSD (or of DRAM alone) without bytes. Sizes in blocks of `record_nbytes` each."""
 
     def __init__(
         self, dram_blocks: int, ssd_blocks: int, *, record_nbytes: int = 1 << 20, write_behind_s: float = 2.0
     ) -> None:
-        cap = ssd_blocks * record_nbytes
-        self.space = SegmentSpace(cap, min(64 * record_nbytes, cap // 16), lambda records, _: 4096 + 160 * records)
+        self.space: SegmentSpace | None = None
+        if ssd_blocks:
+            cap = ssd_blocks * record_nbytes
+            self.space = SegmentSpace(cap, min(64 * record_nbytes, cap // 16), lambda records, _: 4096 + 160 * records)
         self.ledger = Ledger(dram_blocks * record_nbytes, self.space, writes=WritePolicy(after_s=write_behind_s))
         self.ledger.add_namespace(0, Geometry(4096, record_nbytes - 4096))
         self.counts = LadderCounts()
         self._written: set[int] = set()  # put-sequence numbers that have been on the SSD
 
     def request(self, ids: npt.NDArray[np.int64], now_s: float) -> int:
-        """Serve one request as an engine would: restore the resident prefix, put the rest. Returns the blocks that were hit."""
+        """Serve one request as an engine would: restore the resident prefix, put the rest. Returns the blocks hit."""
         ledger, table, counts = self.ledger, self.ledger.table, self.counts
         chain = chain_of(ids)
         known = ledger.find(chain)
@@ -125,6 +127,7 @@ class LedgerLadder:
 
     def _next_segment(self, now_s: float) -> bool:
         space = self.space
+        assert space is not None
         if space.open is not None:
             space.open.state = SegmentState.SEALED
             space.open = None
