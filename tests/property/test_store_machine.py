@@ -75,6 +75,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.ended: list[Get] = []
         self.prefetches: list[Transfer] = []
         self.pins: list[tuple[Pin, KeyChain]] = []
+        self.void: set[Pin] = set()
         self.given_up: set[bytes] = set()  # keys that were invalidated and not put since
         self.there: set[bytes] = set()  # keys that must be found, if nothing was dropped
         self.dropped = 0
@@ -190,7 +191,9 @@ class StoreMachine(RuleBasedStateMachine):
                 self.given_up.update(list(other)[start:])
         self.there -= self.given_up
         assert self.box.store.match(chain).blocks <= start, "invalidated, and still found"
-        for _, pinned in self.pins:
+        for pin, pinned in self.pins:
+            if self.given_up.intersection(list(pinned)[: pin.blocks]):
+                self.void.add(pin)  # it holds what nobody finds any more, until it is released
             self.there.difference_update(pinned)
         self.settle()
 
@@ -286,7 +289,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.there &= {key for chain, blocks in found.items() for key in list(chain)[:blocks]}
         if not self.faulty:
             for pin, chain in self.pins:
-                if not self.given_up & set(list(chain)[: pin.blocks]):
+                if pin not in self.void:
                     assert self.box.store.match(chain).blocks >= pin.blocks, "a pinned block is lost"
 
     def teardown(self) -> None:

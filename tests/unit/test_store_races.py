@@ -631,24 +631,6 @@ def test_hot_reads_of_a_dirty_chain_do_not_starve_its_write(tmp_path: Path) -> N
     box.check()
 
 
-def test_a_read_that_hangs_is_given_up_without_a_deadline_too(box: Box) -> None:
-    """C20."""
-    cold(box)
-    box.faults.add(Hang(), IoKind.READ)
-    get = Get(box.store, FOUR)
-    box.step(29.0)
-    assert not get.transfer.done
-    for _ in range(4):
-        box.step(1.0)
-    assert get.transfer.outcomes == [Expired()] * 4
-    get.check()
-    box.faults.clear()
-    box.device.release()
-    box.rest()
-    get.check()
-    box.check()
-
-
 def test_the_harness_knows_blocks_apart() -> None:
     whole = contents(FOUR)
     assert len({bytes(whole[at : at + 256]) for at in range(0, 4 * 256, 256)}) == 4

@@ -74,18 +74,19 @@ class RunTree:
 
     def walk(self, chain: KeyChain, stop: int | None = None) -> list[Step]:
         """Runs along `chain`, from its first block on, as far as the tree knows it (up to `stop` blocks)."""
+        data, heads = chain.data, self._heads
         limit = len(chain) if stop is None else min(stop, len(chain))
-        data = chain.data
         steps: list[Step] = []
         at = 0
         while at < limit:
-            run = self._heads.get(data[at * KEY_NBYTES : (at + 1) * KEY_NBYTES])
+            run = heads.get(data[at * KEY_NBYTES : (at + 1) * KEY_NBYTES])
             if run is None:
                 break
-            shared = self._shared(run, data, at, limit)
+            whole = len(run.ids)
+            shared = 1 if whole == 1 else self._shared(run, data, at, limit)
             steps.append((run, shared))
             at += shared
-            if shared < len(run):
+            if shared < whole:
                 break
         return steps
 
