@@ -29,6 +29,7 @@ LAYERS, KV_HEADS, HEAD_DIM, BLOCK_TOKENS = 32, 8, 128, 16  # bfloat16: 2 MiB a b
 PAGE = 4096
 
 RIGHT, WRONG, MISS = "hit, right", "hit, WRONG", "miss"
+_DATA = (".seg", ".pt", ".data", ".tmp")
 
 
 class Side(Protocol):
@@ -126,7 +127,7 @@ def mib(nbytes: float) -> float:
     return round(nbytes / MiB, 1)
 
 
-# -- the faults ------------------------------------------------------------------------------------------------------------
+# -- the faults --------------------------------------------------------------------------------------------------------
 
 
 def _overwrite(path: Path, at: int, data: bytes) -> None:
@@ -171,7 +172,7 @@ class Bench:
 
 
 def damage(bench: Bench) -> None:
-    """A file of the cache is damaged, below a running process or between two; then the document is read in one request."""
+    """A file of the cache is damaged, below a running process or between two; then the document is read at once."""
     ids = run_of(0, 8)
     for fault, do in DAMAGE.items():
         for when in ("running", "restarted"):
@@ -205,7 +206,7 @@ def damage(bench: Bench) -> None:
 
 
 def restart(bench: Bench) -> None:
-    """A small cap, and process after process: each puts 80 MiB of its own and ends; what lies on the drive after each?"""
+    """A small cap, and process after process: each puts 80 MiB of its own and ends; what lies on the drive then?"""
     folder, cap = bench.fresh("restart"), 128 * MiB
     for how in ("close", "kill"):
         shutil.rmtree(folder, ignore_errors=True)
@@ -217,9 +218,7 @@ def restart(bench: Bench) -> None:
             )  # fmt: skip
             lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
             seen = lines[-1] if lines else {"exit_status": done.returncode}
-            bench.say(
-                "restart", ended_by=how, turn=turn, cap_mib=mib(cap), drive_mib=mib(taken_nbytes(folder)), **seen
-            )
+            bench.say("restart", ended_by=how, turn=turn, cap_mib=mib(cap), drive_mib=mib(taken_nbytes(folder)), **seen)
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -272,7 +271,7 @@ def full(bench: Bench) -> None:
         words: list[str] = []
         for document in documents:
             words += read(side, document, 10.0)[0]
-        files = [each for each in (drive / "kv").rglob("*") if each.is_file()]
+        files = [each.lstat().st_size for each in (drive / "kv").rglob("*") if each.suffix in _DATA]
         bench.say(
             "full",
             told=tally(told),
@@ -282,16 +281,25 @@ def full(bench: Bench) -> None:
             taken_and_gone=sum(one == "taken" and two != RIGHT for one, two in zip(told, words, strict=True)),
             drive_mib=mib(taken_nbytes(drive)),
             files=len(files),
-            files_shorter_than_a_block=sum(each.suffix in (".pt", ".data", ".tmp", ".seg")
-                                           and each.lstat().st_size < BLOCK_NBYTES for each in files),
+            files_shorter_than_a_block=sum(nbytes < BLOCK_NBYTES for nbytes in files),
             **side.notes(),
-        )  # fmt: skip
+        )
         resize(512 * MiB)
         time.sleep(8.0)
         late = run_of(50, 8)
         told = write(side, late, 15.0)
         how, _ = within(15.0, lambda: side.settle(8.0))
-        bench.say("full, then room again", told=tally(told), settled=how, read=tally(read(side, late)[0]))
+        lost = [number for number, word in zip(ids, words, strict=True) if word != RIGHT][:4]
+        again = write(side, lost, 15.0)
+        within(15.0, lambda: side.settle(8.0))
+        bench.say(
+            "full, then room again",
+            told=tally(told),
+            settled=how,
+            read=tally(read(side, late)[0]),
+            lost_put_again=tally(again),
+            lost_read=tally(read(side, lost)[0]),
+        )
         how, _ = within(20.0, side.close)
         if how == "done":
             side = bench.open(drive / "kv", memory=48 * MiB, disk=256 * MiB)
@@ -302,7 +310,7 @@ def full(bench: Bench) -> None:
 
 
 def burst(bench: Bench) -> None:
-    """32 documents of 16 blocks, 1 GiB in all, as fast as they are taken, into 256 MiB of memory; the drive has room."""
+    """32 documents of 16 blocks, 1 GiB in all, as fast as they are taken, into 256 MiB of memory; a drive with room."""
     documents = [run_of(document, 16) for document in range(32)]
     side = bench.open(bench.fresh("burst"), memory=256 * MiB, disk=4096 * MiB)
     told: list[str] = []

@@ -299,6 +299,53 @@ def test_a_read_of_a_drive_that_hangs_expires_and_the_store_goes_on(box: Box) ->
     box.check()
 
 
+def chains_on_the_drive(box: Box, count: int) -> list[Any]:
+    chains = [chain_of(SMALL, [way]) for way in range(10, 10 + count)]
+    for chain in chains:
+        assert box.put_now(chain) == [Stored(Tier.DRAM)]
+    box.cool()
+    box.reads.clear()
+    return chains
+
+
+def test_a_drive_that_answers_with_errors_is_left_alone_and_tried_again(box: Box) -> None:
+    """Five errors in a row; no sixth read; after a second one read at a time, and three good ones end it."""
+    chains = chains_on_the_drive(box, 12)
+    box.faults.add(Fail(errno.ENXIO), IoKind.READ)
+    for chain in chains[:8]:
+        assert kinds(box.get_now(chain)) == ["DeviceFailed"]
+    assert len(box.reads) == 5
+    assert box.put_now(FOUR) == [Stored(Tier.DRAM)] * 4
+    assert box.get_now(FOUR) == [Hit(Tier.DRAM)] * 4
+    box.faults.clear()
+    box.step(1.1)
+    for chain in chains:  # no copy was given up: the drive was to blame, not the places
+        assert box.get_now(chain) == [Hit(Tier.SSD)]
+    assert len(box.reads) == 5 + 12
+    box.check()
+
+
+def test_a_drive_that_hangs_is_not_given_more_reads(box: Box) -> None:
+    """C20."""
+    chains = chains_on_the_drive(box, 3)
+    box.faults.add(Hang(), IoKind.READ, nth=1)
+    hanging = Get(box.store, chains[0])
+    for _ in range(21):
+        box.step(0.5)
+    assert not hanging.transfer.done
+    assert kinds(box.get_now(chains[1])) == ["DeviceFailed"]
+    assert len(box.reads) == 1
+    box.step(1.0)
+    for chain in chains[1:]:  # tried again, one at a time
+        assert box.get_now(chain) == [Hit(Tier.SSD)]
+    assert not hanging.transfer.done
+    box.device.release()
+    box.rest()
+    assert hanging.transfer.outcomes == [Hit(Tier.SSD)]
+    hanging.check()
+    box.check()
+
+
 # -- room --------------------------------------------------------------------------------------------------------------
 
 

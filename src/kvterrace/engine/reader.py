@@ -1,15 +1,13 @@
 """The way up: blocks from DRAM or SSD into the caller's buffers.
 
 A read lands in a slot of the arena, is verified there on the thread that completed it, and is scattered to the caller
-from there;
-the slot stays as the promoted copy. So bytes are copied once, and requests for the same block share one read.
+from there; the slot stays as the promoted copy. So bytes are copied once, and requests for one block share one read.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -17,68 +15,24 @@ import numpy as np
 from kvterrace.buffers import Bytes
 from kvterrace.engine.blocks import NOWHERE, DramState, Ids
 from kvterrace.engine.core import Core, OnResult
-from kvterrace.engine.ledger import Geometry
-from kvterrace.engine.space import Segment
+from kvterrace.engine.gate import ReadGate
+from kvterrace.engine.landing import Copy, Landing, Want, device_failed, finish_read, scatter_all, verify, wanted_nbytes
 from kvterrace.engine.transfers import Transfer, TransferKind
-from kvterrace.format.record import (
-    PAGE_NBYTES,
-    BadRecord,
-    StaleRecord,
-    check_identity,
-    decode_header,
-    verify_parts,
-)
+from kvterrace.format.record import PAGE_NBYTES
+from kvterrace.health.breaker import Fault, fault_of
 from kvterrace.io.base import IoClass, IoKind, IoRequest, IoResult
-from kvterrace.types import Busy, Corrupt, DeviceFailed, GetOutcome, Hit, Miss, Stale, Tier
+from kvterrace.types import Busy, DeviceFailed, GetOutcome, Hit, Miss, Tier
 
 __all__ = ["Reader"]
 
 _log = logging.getLogger(__name__)
 
-#: Reads that lie one behind the other are merged up to this size.
-_MERGE_NBYTES = 4 << 20
+#: Reads that lie one behind the other are merged up to this size: 4 MiB of payload, and its headers.
+_MERGE_NBYTES = (4 << 20) + (64 << 10)
 #: Blocks that one call on a worker thread copies.
 _COPY_BLOCKS = 8
 #: Prefetch reads that the drive is given at once; the others wait here, where a demand read can still overtake them.
 _PREFETCH_NBYTES = 16 << 20
-
-
-@dataclass(slots=True, eq=False)
-class _Want:
-    """One block that a transfer waits for. The transfer holds the block (`ledger.hold`) until the want is answered."""
-
-    transfer: Transfer
-    index: int
-    block: int
-
-
-@dataclass(slots=True, eq=False)
-class _Landing:
-    """A record on its way into `memory`, and what it must turn out to be."""
-
-    want: _Want
-    memory: Bytes
-    segment: Segment
-    where: str
-    offset: int
-    nonce: bytes
-    key: bytes
-    namespace: bytes
-    epoch: int
-    put_seq: int
-    geometry: Geometry
-    parts: range | None = None
-    outcome: GetOutcome | None = None
-    fault: DeviceFailed | None = None  # of the caller's buffer: the block itself is fine
-
-
-@dataclass(slots=True, eq=False)
-class _Copy:
-    """A block on its way from a slot to the caller."""
-
-    want: _Want
-    payload: Bytes
-    fault: DeviceFailed | None = None
 
 
 class Reader:
@@ -87,10 +41,12 @@ class Reader:
     def __init__(self, core: Core, busy_after_s: float) -> None:
         self._core = core
         self._busy_after_s = busy_after_s
-        self._waiting: tuple[deque[_Want], deque[_Want]] = (deque(), deque())  # demand, prefetch: no slot yet
-        self._shared: dict[int, list[_Want]] = {}  # block being read -> who else wants it
-        self._held_back: dict[int, _Landing] = {}  # prefetched block -> its read, which has a slot and waits its turn
+        self._waiting: tuple[deque[Want], deque[Want]] = (deque(), deque())  # demand, prefetch: no slot yet
+        self._shared: dict[int, list[Want]] = {}  # block being read -> who else wants it
+        self._held_back: dict[int, Landing] = {}  # prefetched block -> its read, which has a slot and waits its turn
         self._prefetching_nbytes = 0
+        #: None where there is no SSD tier.
+        self.gate = None if core.files is None else ReadGate(core.clock, str(core.files.folder))
 
     @property
     def waiting(self) -> int:
@@ -107,10 +63,10 @@ class Reader:
         mine = ids[transfer.start :]
         wanted = ~ledger.doomed(mine)
         ledger.hold(mine[wanted])
-        copies: list[_Want] = []
+        copies: list[Want] = []
         for index, (block, alive) in enumerate(zip(mine.tolist(), wanted.tolist(), strict=True), transfer.start):
             if alive:
-                self._route(_Want(transfer, index, block), copies)
+                self._route(Want(transfer, index, block), copies)
             else:
                 transfer.settle(index, Miss())
         for index in range(max(transfer.start, len(ids)), transfer.stop):
@@ -126,7 +82,7 @@ class Reader:
         )
         self._core.ledger.hold(blocks)
         for index, block in enumerate(blocks.tolist()):
-            self._route(_Want(transfer, index, block), [])
+            self._route(Want(transfer, index, block), [])
         self.pump(now_s)
         return transfer
 
@@ -134,9 +90,11 @@ class Reader:
         """Give slots to waiting reads, in order, demand first, and submit them; answer Busy to those that waited too
         long.
         """
+        if self.gate is not None:
+            self.gate.watch(now_s)
         for queue, io_class in zip(self._waiting, (IoClass.DEMAND, IoClass.PREFETCH), strict=True):
-            landings: list[_Landing] = []
-            copies: list[_Want] = []
+            landings: list[Landing] = []
+            copies: list[Want] = []
             requests: list[IoRequest] = []
             while queue:
                 want = queue[0]
@@ -173,10 +131,10 @@ class Reader:
             ):
                 self._answer(queue.popleft(), Busy())
 
-    def _slotless(self, queue: deque[_Want]) -> list[_Want]:
+    def _slotless(self, queue: deque[Want]) -> list[Want]:
         """The wants at the head of `queue` that all need a slot of one size, no two for the same block."""
         core, table = self._core, self._core.ledger.table
-        batch: list[_Want] = []
+        batch: list[Want] = []
         blocks: set[int] = set()
         namespace = core.entry_of(queue[0].block)
         for want in queue:
@@ -193,13 +151,13 @@ class Reader:
             blocks.add(want.block)
         return batch
 
-    def _hold_back(self, landings: list[_Landing]) -> None:
+    def _hold_back(self, landings: list[Landing]) -> None:
         landings.sort(key=lambda one: (one.segment.number, one.offset))
         self._held_back.update((one.want.block, one) for one in landings)
 
     def _prefetches(self) -> list[IoRequest]:
         """Reads that were held back and may go now, while few enough are under way."""
-        landings: list[_Landing] = []
+        landings: list[Landing] = []
         while self._held_back and self._prefetching_nbytes < _PREFETCH_NBYTES:
             one = self._held_back.pop(next(iter(self._held_back)))
             self._prefetching_nbytes += one.memory.nbytes
@@ -212,10 +170,10 @@ class Reader:
         if one is not None:
             self._core.engine.submit(self._merge([one], IoClass.DEMAND))
 
-    def _is_gone(self, want: _Want) -> bool:
+    def _is_gone(self, want: Want) -> bool:
         return int(self._core.ledger.table.segment[want.block]) == NOWHERE
 
-    def _route(self, want: _Want, copies: list[_Want]) -> None:
+    def _route(self, want: Want, copies: list[Want]) -> None:
         """Send a held want where its block is at this moment."""
         table = self._core.ledger.table
         prefetch = want.transfer.kind is TransferKind.PREFETCH
@@ -229,17 +187,20 @@ class Reader:
                 if not prefetch:
                     self._promote(want.block)
             case DramState.EMPTY if not self._is_gone(want):
-                self._waiting[prefetch].append(want)
+                if self.gate is not None and self.gate.is_open:
+                    self._waiting[prefetch].append(want)
+                else:
+                    self._answer(want, self._stopped())
             case DramState.EMPTY | DramState.FILLING:
                 self._answer(want, Miss())
 
     # -- from DRAM -----------------------------------------------------------------------------------------------------
 
-    def _copy(self, wants: list[_Want], tier: Tier) -> None:
+    def _copy(self, wants: list[Want], tier: Tier) -> None:
         requests = []
         for at in range(0, len(wants), _COPY_BLOCKS):
-            group = [_Copy(want, self._payload(want.block)) for want in wants[at : at + _COPY_BLOCKS]]
-            call = IoRequest(IoKind.CALL, IoClass.DEMAND, finish=partial(_scatter_all, group))
+            group = [Copy(want, self._payload(want.block)) for want in wants[at : at + _COPY_BLOCKS]]
+            call = IoRequest(IoKind.CALL, IoClass.DEMAND, finish=partial(scatter_all, group))
             call.tag = self._on_copied(group, tier)
             requests.append(call)
         if requests:
@@ -248,26 +209,26 @@ class Reader:
     def _payload(self, block: int) -> Bytes:
         return self._core.slot(block)[self._core.entry_of(block).geometry.header_nbytes :]
 
-    def _on_copied(self, group: list[_Copy], tier: Tier) -> OnResult:
+    def _on_copied(self, group: list[Copy], tier: Tier) -> OnResult:
         def on_result(_: IoResult) -> None:
             for one in group:
                 want = one.want
                 if one.fault is None and want.transfer.is_open(want.index):
-                    self._core.stats.dram_read_nbytes += _wanted_nbytes(want)
+                    self._core.stats.dram_read_nbytes += wanted_nbytes(want)
                 self._answer(want, one.fault or Hit(tier))
 
         return on_result
 
     # -- from the SSD --------------------------------------------------------------------------------------------------
 
-    def _landing(self, want: _Want, memory: Bytes, parts: range | None = None) -> _Landing:
+    def _landing(self, want: Want, memory: Bytes, parts: range | None = None) -> Landing:
         core, table = self._core, self._core.ledger.table
         assert core.files is not None
         number, offset = int(table.segment[want.block]), int(table.page[want.block]) * PAGE_NBYTES
         entry = core.entry_of(want.block)
         memory[:PAGE_NBYTES] = 0  # a completion that moved nothing must not find an old header here
         assert core.ledger.space is not None
-        return _Landing(
+        return Landing(
             want,
             memory,
             core.ledger.space.segments[number],
@@ -282,10 +243,10 @@ class Reader:
             parts,
         )
 
-    def _merge(self, landings: list[_Landing], io_class: IoClass) -> list[IoRequest]:
+    def _merge(self, landings: list[Landing], io_class: IoClass) -> list[IoRequest]:
         """One request for each stretch of records that lie one behind the other in a segment."""
         landings.sort(key=lambda one: (one.segment.number, one.offset))
-        groups: list[list[_Landing]] = []
+        groups: list[list[Landing]] = []
         nbytes = end = 0
         for one in landings:
             last = groups[-1][-1] if groups else None
@@ -299,7 +260,7 @@ class Reader:
             end = one.offset + one.memory.nbytes
         return [self._read(group, io_class) for group in groups]
 
-    def _read(self, group: list[_Landing], io_class: IoClass) -> IoRequest:
+    def _read(self, group: list[Landing], io_class: IoClass) -> IoRequest:
         core, segment = self._core, group[0].segment
         assert core.files is not None
         core.stats.ssd_read_requests += 1
@@ -310,29 +271,38 @@ class Reader:
             core.files.file(segment.number),
             group[0].offset,
             [one.memory for one in group],
-            finish=partial(_finish_read, group),
+            finish=partial(finish_read, group),
         )
+        assert self.gate is not None
+        if not self.gate.admit(request):
+            request = IoRequest(IoKind.CALL, io_class)  # answered as any read is, but the drive is not asked
         request.tag = self._on_read(group, io_class)
         return request
 
-    def _on_read(self, group: list[_Landing], io_class: IoClass) -> OnResult:
+    def _on_read(self, group: list[Landing], io_class: IoClass) -> OnResult:
         def on_result(result: IoResult) -> None:
             core = self._core
+            assert self.gate is not None
             group[0].segment.readers -= 1
+            asked = result.request.kind is IoKind.READ
+            if asked:
+                self.gate.ended(result)
             core.stats.ssd_read_nbytes += result.nbytes
             if io_class is IoClass.PREFETCH:
                 self._prefetching_nbytes -= sum(one.memory.nbytes for one in group)
             again: list[IoRequest] = []
             for one in group:
-                if isinstance(one.outcome, DeviceFailed) and len(group) > 1:
+                if not asked:
+                    one.outcome = self._stopped()
+                elif isinstance(one.outcome, DeviceFailed) and len(group) > 1:
                     # one bad place must not cost the blocks beside it: each is read by itself before it is given up
                     one.outcome = None
                     one.memory[:PAGE_NBYTES] = 0
                     if io_class is IoClass.PREFETCH:
                         self._prefetching_nbytes += one.memory.nbytes
                     again.append(self._read([one], io_class))
-                else:
-                    self._landed(one)
+                    continue
+                self._landed(one, condemned=asked and fault_of(result.error) is Fault.MEDIA)
             if self._held_back:
                 again += self._prefetches()
             if again:
@@ -340,7 +310,12 @@ class Reader:
 
         return on_result
 
-    def _landed(self, one: _Landing) -> None:
+    def _stopped(self) -> DeviceFailed:
+        files = self._core.files
+        return DeviceFailed(str(files.folder) if files else "", "reads of this drive are stopped for a while")
+
+    def _landed(self, one: Landing, *, condemned: bool) -> None:
+        """A read has ended. `condemned`: if it did not bring the block, the place is to blame, not the drive."""
         core, ledger, block = self._core, self._core.ledger, one.want.block
         outcome = one.outcome
         assert outcome is not None, "a read ended without a verdict"
@@ -350,17 +325,18 @@ class Reader:
             if one.want.transfer.kind is TransferKind.PREFETCH:
                 core.stats.prefetched_blocks += 1
             self._answer(one.want, one.fault or outcome)
-            copies: list[_Want] = []
+            copies: list[Want] = []
             for want in others:
                 self._route(want, copies)
             self._copy(copies, Tier.SSD)
             return
-        self._discard(one, outcome)
+        if condemned:
+            self._discard(one, outcome)
         ledger.undo(block)
         for want in (one.want, *others):
             self._answer(want, outcome)
 
-    def _discard(self, one: _Landing, outcome: GetOutcome) -> None:
+    def _discard(self, one: Landing, outcome: GetOutcome) -> None:
         """The copy on the SSD is not what it should be: never read it again."""
         _log.warning("%s: %s; this copy is discarded", one.where, getattr(outcome, "reason", outcome))
         self._core.ledger.lost(
@@ -370,7 +346,7 @@ class Reader:
             page=one.offset // PAGE_NBYTES,
         )
 
-    def _land_layers(self, want: _Want, requests: list[IoRequest]) -> bool:
+    def _land_layers(self, want: Want, requests: list[IoRequest]) -> bool:
         """Read the header and the parts of the wanted layers into staging; False if there is no room for it now."""
         core, ledger = self._core, self._core.ledger
         entry, layers = core.entry_of(want.block), want.transfer.layers
@@ -399,9 +375,9 @@ class Reader:
         def finish(_: IoResult) -> None:
             for result in results:
                 if not result.complete:
-                    landing.outcome = _device_failed(landing.where, result)
+                    landing.outcome = device_failed(landing.where, result)
                     return
-            _verify(landing, memory[header_nbytes:], first)
+            verify(landing, memory[header_nbytes:], first)
 
         def on_finished(_: IoResult) -> None:
             ledger.dram.allocator.free(staging)
@@ -423,84 +399,6 @@ class Reader:
 
     # -- ends ----------------------------------------------------------------------------------------------------------
 
-    def _answer(self, want: _Want, outcome: GetOutcome) -> None:
+    def _answer(self, want: Want, outcome: GetOutcome) -> None:
         want.transfer.settle(want.index, outcome)
         self._core.ledger.let_go(want.block)
-
-
-def _wanted_nbytes(want: _Want) -> int:
-    buffers, chain = want.transfer.buffers, want.transfer.chain
-    if buffers is None or chain is None:
-        return 0
-    sizes = chain.namespace.layout.part_nbytes
-    return sum(sizes[buffers.parts.start : buffers.parts.stop])
-
-
-def _scatter_all(group: list[_Copy], _: IoResult) -> None:
-    for one in group:
-        one.fault = _scatter(one.want, one.payload)
-
-
-def _scatter(want: _Want, payload: Bytes, base: int = 0) -> DeviceFailed | None:
-    """Copy the wanted parts from `payload` (from payload offset `base` on) to the caller, unless the want is settled
-    already. What goes wrong with the caller's buffer is the caller's fault, and no other reader's.
-    """
-    transfer = want.transfer
-    buffers = transfer.buffers
-    if buffers is None or transfer.chain is None or not transfer.begin_copy(want.index):
-        return None
-    try:
-        sizes = transfer.chain.namespace.layout.part_nbytes
-        at = sum(sizes[: buffers.parts.start]) - base
-        buffers.copy_out(want.index - transfer.start, payload[at:])
-    except Exception as error:  # noqa: BLE001 - whatever the caller's memory is made of
-        _log.error("copying to a caller's buffer failed", exc_info=error)
-        return DeviceFailed("the caller's buffer", repr(error))
-    return None
-
-
-def _finish_read(group: list[_Landing], result: IoResult) -> None:
-    """On the thread that completed the read: verify each record, and scatter those that are right."""
-    end = 0
-    for one in group:
-        end += one.memory.nbytes
-        if result.error is not None or end > result.nbytes:
-            one.outcome = _device_failed(one.where, result)
-            continue
-        _verify(one, one.memory[one.geometry.header_nbytes :], 0)
-
-
-def _device_failed(where: str, result: IoResult) -> DeviceFailed:
-    reason = (
-        str(result.error) if result.error is not None else f"short read: {result.nbytes} of {result.wanted_nbytes} B"
-    )
-    return DeviceFailed(where, reason)
-
-
-def _verify(one: _Landing, payload: Bytes, base: int) -> None:
-    """Set the outcome of a landing whose bytes (header, then `payload` from its offset `base` on) are in memory;
-    scatter if right.
-    """
-    header = decode_header(one.memory)
-    fault: BadRecord | StaleRecord | None
-    if isinstance(header, BadRecord):
-        fault = header
-    elif (header.header_nbytes, header.payload_nbytes) != (one.geometry.header_nbytes, one.geometry.payload_nbytes):
-        fault = BadRecord(f"a record of {header.payload_nbytes} B in {len(header.parts)} parts, of another layout")
-    else:
-        fault = check_identity(
-            header,
-            key=one.key,
-            namespace=one.namespace,
-            epoch=one.epoch,
-            put_seq=one.put_seq,
-            nonce=one.nonce,
-            offset=one.offset,
-        ) or verify_parts(header, payload, one.parts, base=base)
-    if isinstance(fault, StaleRecord):
-        one.outcome = Stale(one.where, fault.reason)
-    elif isinstance(fault, BadRecord):
-        one.outcome = Corrupt(one.where, fault.reason)
-    else:
-        one.fault = _scatter(one.want, payload, base)
-        one.outcome = Hit(Tier.SSD)
