@@ -13,7 +13,7 @@ import numpy as np
 
 from kvterrace.buffers import Bytes
 from kvterrace.clock import ManualClock
-from kvterrace.engine.ledger import WritePolicy
+from kvterrace.engine.dirty import WritePolicy
 from kvterrace.engine.transfers import Transfer
 from kvterrace.io.base import IoKind, IoRequest
 from kvterrace.io.fake import FakeDevice

@@ -19,8 +19,9 @@ from kvterrace.engine import ending
 from kvterrace.engine.blocks import Ids
 from kvterrace.engine.core import Core
 from kvterrace.engine.counters import StoreStats
+from kvterrace.engine.dirty import WritePolicy
 from kvterrace.engine.driver import Driver
-from kvterrace.engine.ledger import Ledger, WritePolicy
+from kvterrace.engine.ledger import Ledger
 from kvterrace.engine.mover import Mover
 from kvterrace.engine.rebuild import rebuild
 from kvterrace.engine.space import SegmentSpace

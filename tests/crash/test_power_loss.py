@@ -12,7 +12,7 @@ from tests.crash.kit import MiB, chain_of, checked, put, stored
 
 from kvterrace import Hit, KeyChain, Miss, Store
 from kvterrace.clock import ManualClock
-from kvterrace.engine.ledger import WritePolicy
+from kvterrace.engine.dirty import WritePolicy
 from kvterrace.io.base import IoResult
 from kvterrace.io.fake import FakeDevice, keep_randomly
 from kvterrace.tiers.directory import StoreDirectory

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kvterrace.buffers import Bytes
 from kvterrace.clock import Clock, ManualClock, SystemClock
-from kvterrace.engine.ledger import WritePolicy
+from kvterrace.engine.dirty import WritePolicy
 from kvterrace.errors import StoreClosedError
 from kvterrace.io import PAGE_NBYTES, IoClass, IoFile, IoKind, IoRequest, IoResult, PosixEngine
 from kvterrace.io.fake import FakeDevice

@@ -8,7 +8,8 @@ from tests.harness import SMALL, chain_of
 
 from kvterrace.engine import reclaim
 from kvterrace.engine.blocks import DramState, Ids
-from kvterrace.engine.ledger import SCORE_HALF_LIFE_S, Geometry, Ledger, WriteBatch, WritePolicy
+from kvterrace.engine.dirty import WriteBatch, WritePolicy
+from kvterrace.engine.ledger import SCORE_HALF_LIFE_S, Geometry, Ledger
 from kvterrace.engine.space import Segment, SegmentSpace, SegmentState
 from kvterrace.keys import KeyChain
 from kvterrace.testing.invariants import check_ledger
@@ -71,7 +72,7 @@ def test_a_put_is_there_when_it_is_filled() -> None:
     for block in ids[:2].tolist():
         ledger.filled(block, 0.0)
     assert tiers(ledger, A) == [Tier.DRAM] * 2
-    assert ledger.dirty_nbytes == 2 * RECORD
+    assert ledger.dirty.nbytes == 2 * RECORD
     for block in ids[2:].tolist():
         ledger.undo(block)
     for block in ids[::-1].tolist():
@@ -166,8 +167,8 @@ def test_a_write_takes_dirty_blocks_in_order_one_behind_the_other() -> None:
     check_ledger(ledger)
     ledger.written(batch)
     assert ledger.table.page[batch.ids].tolist() == [1 + 2 * n for n in range(8)]
-    assert (segment.live_nbytes, segment.writers, ledger.dirty_nbytes) == (8 * RECORD, 0, 0)
-    assert not ledger.has_dirty
+    assert (segment.live_nbytes, segment.writers, ledger.dirty.nbytes) == (8 * RECORD, 0, 0)
+    assert not ledger.dirty.since_s
     check_ledger(ledger)
 
 
@@ -179,7 +180,7 @@ def test_a_failed_write_leaves_its_blocks_dirty() -> None:
     assert batch is not None
     ledger.write_failed(batch)
     assert (segment.live_nbytes, segment.used_nbytes) == (0, 4096 + 4 * RECORD)
-    assert ledger.dirty_nbytes == 4 * RECORD and ledger.has_dirty
+    assert ledger.dirty.nbytes == 4 * RECORD and ledger.dirty.since_s
     check_ledger(ledger)
     again = ledger.next_write(0.0, pressed=True)
     assert again is not None and again.offset == 4096 + 4 * RECORD
@@ -245,10 +246,10 @@ def test_a_lost_copy_makes_what_dram_holds_dirty_again() -> None:
     ids = put(ledger, A, 0.0)
     write(ledger, 1.0)
     ledger.lost(int(ids[1]), 2.0)
-    assert (ledger.dirty_nbytes, segment.live_nbytes) == (RECORD, 3 * RECORD)
+    assert (ledger.dirty.nbytes, segment.live_nbytes) == (RECORD, 3 * RECORD)
     check_ledger(ledger)
     ledger.lost(int(ids[1]), 2.0)  # nothing more to lose
-    assert ledger.dirty_nbytes == RECORD
+    assert ledger.dirty.nbytes == RECORD
     ledger.lost(int(ids[2]), 2.0, segment=segment.number, page=1)  # the copy of another place: not this one
     assert segment.live_nbytes == 3 * RECORD
     ledger.lost(int(ids[2]), 2.0, segment=segment.number, page=5)
@@ -275,10 +276,10 @@ def test_invalidated_blocks_in_use_go_when_they_are_let_go() -> None:
     assert keys == [A.key(1), A.key(2), A.key(3)]
     assert tiers(ledger, A) == [Tier.DRAM]
     assert ledger.doomed(ids).tolist() == [False, False, True, False]
-    assert ledger.dirty_nbytes == 2 * RECORD
+    assert ledger.dirty.nbytes == 2 * RECORD
     check_ledger(ledger)
     ledger.let_go(int(ids[2]))
-    assert ledger.table.used == 1 and ledger.dirty_nbytes == RECORD
+    assert ledger.table.used == 1 and ledger.dirty.nbytes == RECORD
     check_ledger(ledger)
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from kvterrace.buffers import Bytes
-from kvterrace.engine.ledger import WritePolicy
+from kvterrace.engine.dirty import WritePolicy
 from kvterrace.errors import ConfigError, StoreUnusableError
 from kvterrace.format.record import PAGE_NBYTES, record_nbytes_for
 from kvterrace.keys import KeyChain, Namespace, chain_keys

@@ -108,7 +108,7 @@ class Core:
         copy.index_nbytes = ledger.table.nbytes
         copy.dram_used_nbytes = ledger.dram.allocator.used_nbytes
         copy.dram_nbytes = ledger.dram.nbytes
-        copy.dirty_nbytes = ledger.dirty_nbytes
+        copy.dirty_nbytes = ledger.dirty.nbytes
         copy.dropped_blocks = ledger.dropped_blocks
         if ledger.space is not None and self.files is not None:
             copy.ssd_live_nbytes = ledger.space.live_nbytes

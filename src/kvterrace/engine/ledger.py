@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kvterrace.engine.blocks import NOWHERE, BlockTable, DramState, Ids
+from kvterrace.engine.dirty import DirtyRuns, WriteBatch, WritePolicy
 from kvterrace.engine.dram import DramSpace
-from kvterrace.engine.space import Segment, SegmentSpace
+from kvterrace.engine.space import SegmentSpace
 from kvterrace.engine.tree import Run, RunTree
 from kvterrace.format.record import PAGE_NBYTES
 from kvterrace.keys import KEY_NBYTES, KeyChain
@@ -27,7 +28,7 @@ SCORE_HALF_LIFE_S = 60.0
 #: By whether a block is in DRAM.
 _TIERS = np.array([Tier.SSD, Tier.DRAM], dtype=object)
 
-__all__ = ["SCORE_HALF_LIFE_S", "Geometry", "Ledger", "WriteBatch", "WritePolicy"]
+__all__ = ["SCORE_HALF_LIFE_S", "Geometry", "Ledger"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,31 +42,6 @@ class Geometry:
     def record_nbytes(self) -> int:
         """Bytes of a record on the drive and of a slot in the arena."""
         return self.header_nbytes + -(-self.payload_nbytes // PAGE_NBYTES) * PAGE_NBYTES
-
-
-@dataclass(frozen=True, slots=True)
-class WritePolicy:
-    """When idle blocks that have no copy below are written.
-
-    Attributes:
-        after_s: behind: once a run has been idle this long.
-        dirty_fraction: sooner, once this share of the arena has no copy below.
-        batch_nbytes: at most this much in one sequential write.
-    """
-
-    after_s: float = 2.0
-    dirty_fraction: float = 0.5
-    batch_nbytes: int = 8 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class WriteBatch:
-    """Records `ids`, to be written one behind the other from byte `offset` of `segment` on, each from its own slot."""
-
-    segment: Segment
-    offset: int
-    ids: Ids
-    nbytes: int
 
 
 class Ledger:
@@ -88,13 +64,8 @@ class Ledger:
         self.next_put_seq = 1
         self.can_write = space is not None
         self.dropped_blocks = 0
-        self.dirty_nbytes = 0
-        #: Whether the last `next_write` found something to write for which the open segment had no room.
-        self.segment_is_full = False
         self._slot_nbytes: dict[int, int] = {}
-        self._dirty: dict[
-            int, float
-        ] = {}  # run number -> when it first held a block without a copy below; oldest first
+        self.dirty = DirtyRuns(self.table, self.tree, self._slot_nbytes, self.doomed)
         self._scored_s: dict[int, float] = {}  # run number -> when its scores were last brought up to date
         self._doomed: set[int] = set()  # invalidated while in use: given up at the last release
 
@@ -176,11 +147,7 @@ class Ledger:
         self.dram.split(run, tail)
         if run.number in self._scored_s:
             self._scored_s[tail.number] = self._scored_s[run.number]
-        since = self._dirty.get(run.number)
-        if since is not None:
-            self._dirty[tail.number] = since
-            self._settle_dirty(run)
-            self._settle_dirty(tail)
+        self.dirty.split(run, tail)
 
     def hold(self, ids: Ids) -> None:
         """A transfer uses these blocks: none is forgotten, no slot of theirs moves, until `let_go`."""
@@ -200,7 +167,7 @@ class Ledger:
         if self._doomed and block in self._doomed and not table.pins[block] and not table.users[block]:
             self._doomed.discard(block)
             self._drop_copies(block)
-            self._settle_dirty(self.run_of(block))
+            self.dirty.settle(self.run_of(block))
         if table.slot[block] == NOWHERE and table.segment[block] == NOWHERE:
             self.prune(self.run_of(block))
 
@@ -295,7 +262,7 @@ class Ledger:
             return
         if self.table.spent[block] and self._holds_up(block):
             self.table.spent[block] = False
-            self._soil(block, float(self.tree.used_s[self.table.run[block]]))  # written after all
+            self.dirty.add(block, float(self.tree.used_s[self.table.run[block]]))  # written after all
             return
         self.forget(block)
 
@@ -377,11 +344,7 @@ class Ledger:
     def filled(self, block: int, now_s: float) -> None:
         """A put has filled the slot: the block is ready, and has no copy below."""
         self.table.state[block] = DramState.READY
-        self._soil(block, now_s)
-
-    def _soil(self, block: int, now_s: float) -> None:
-        self._dirty.setdefault(int(self.table.run[block]), now_s)
-        self.dirty_nbytes += self._slot_nbytes[self.run_of(block).namespace]
+        self.dirty.add(block, now_s)
 
     def undo(self, block: int) -> None:
         """A put or a read did not fill the slot after all: give it back. The caller still holds the block."""
@@ -402,7 +365,7 @@ class Ledger:
             return
         self._lose(block)
         if self.table.state[block] == DramState.READY:
-            self._soil(block, now_s)
+            self.dirty.add(block, now_s)
 
     def spend(self, block: int) -> None:
         """The SSD copy makes room for others. What DRAM holds stays there until that room is wanted, and is not written
@@ -417,96 +380,27 @@ class Ledger:
 
     # -- writing behind ------------------------------------------------------------------------------------------------
 
-    @property
-    def has_dirty(self) -> bool:
-        """Whether some block has no copy below yet."""
-        return bool(self._dirty)
-
-    def owes(self, put_seq: int) -> bool:
-        """Whether some block put before the put-sequence number `put_seq` has no copy below yet."""
-        table = self.table
-        for number in self._dirty:
-            ids = self._writable_or_writing(self.tree.run(number))
-            if (table.put_seq[ids] < put_seq).any():
-                return True
-        return False
-
     def next_write(self, now_s: float, *, pressed: bool) -> WriteBatch | None:
         """Blocks to write now, placed one behind the other in the open segment; None if none is due or no segment is
         open.
 
         `pressed`: write what there is without waiting for it to be idle (room is wanted, or a flush).
         """
-        segment = None if self.space is None else self.space.open
-        self.segment_is_full = False
-        if segment is None or not self.can_write:
+        if self.space is None or not self.can_write:
             return None
-        pressed = pressed or self.dirty_nbytes > self.writes.dirty_fraction * self.dram.nbytes
-        chosen: list[int] = []
-        offset = nbytes = 0
-        for number, since in list(self._dirty.items()):
-            run = self.tree.run(number)
-            if not pressed and since + self.writes.after_s > now_s:
-                break  # and so for all behind it, or nearly so
-            used_s = float(self.tree.used_s[number])
-            if not pressed and used_s + self.writes.after_s > now_s:
-                del self._dirty[number]  # used since: to be looked at again when it may be idle
-                self._dirty[number] = used_s
-                continue
-            record_nbytes = self._slot_nbytes[run.namespace]
-            for block in self._writable(run).tolist():
-                if chosen and nbytes + record_nbytes > self.writes.batch_nbytes:
-                    break
-                if not self._fits(segment, run):
-                    self.segment_is_full = True
-                    break
-                at = self._place(segment, run)
-                offset = offset or at
-                nbytes += record_nbytes
-                chosen.append(block)
-            else:
-                continue
-            break
-        if not chosen:
-            return None
-        ids = np.array(chosen, np.int32)
-        self.table.writing[ids] = True
-        self.hold(ids)
-        segment.writers += 1
-        return WriteBatch(segment, offset, ids, nbytes)
-
-    def _fits(self, segment: Segment, run: Run) -> bool:
-        assert self.space is not None
-        return self.space.fits(segment, self._slot_nbytes[run.namespace], run.namespace)
-
-    def _place(self, segment: Segment, run: Run) -> int:
-        assert self.space is not None
-        return self.space.place(segment, self._slot_nbytes[run.namespace], run.namespace)
-
-    def _writable(self, run: Run) -> Ids:
-        found = self._writable_or_writing(run)
-        return found[~self.table.writing[found]]
-
-    def _writable_or_writing(self, run: Run) -> Ids:
-        table, ids = self.table, run.ids
-        dirty = (table.state[ids] == DramState.READY) & (table.segment[ids] == NOWHERE) & ~table.spent[ids]
-        found: Ids = ids[dirty]
-        if self._doomed:
-            found = found[~self.doomed(found)]
-        return found
+        pressed = pressed or self.dirty.nbytes > self.writes.dirty_fraction * self.dram.nbytes
+        batch = self.dirty.choose(self.space, self.writes, now_s, pressed=pressed)
+        if batch is not None:
+            self.table.writing[batch.ids] = True
+            self.hold(batch.ids)
+            batch.segment.writers += 1
+        return batch
 
     def needs_segment(self) -> bool:
         """Whether dirty blocks wait and the open segment could not take the next of them (or there is none)."""
         if self.space is None or self.space.open is not None:
-            return self.segment_is_full
-        return any(len(self._writable(self.tree.run(number))) for number in self._dirty)
-
-    def _settle_dirty(self, run: Run) -> None:
-        """Take `run` off the list of dirty ones if nothing of it waits or is under way."""
-        table, ids = self.table, run.ids
-        dirty = (table.state[ids] == DramState.READY) & (table.segment[ids] == NOWHERE) & ~table.spent[ids]
-        if run.number in self._dirty and not dirty.any():
-            del self._dirty[run.number]
+            return self.dirty.segment_is_full
+        return self.dirty.waits
 
     def written(self, batch: WriteBatch) -> None:
         """A write has ended well: the copies count from now on."""
@@ -519,7 +413,7 @@ class Ledger:
             self.table.page[block] = page
             page += nbytes // PAGE_NBYTES
             batch.segment.live_nbytes += nbytes
-            self.dirty_nbytes -= nbytes
+            self.dirty.nbytes -= nbytes
         batch.segment.note(batch.ids)
         self._end_write(batch)
 
@@ -534,7 +428,7 @@ class Ledger:
         for block in batch.ids.tolist():
             self.let_go(block)
         for run in runs:
-            self._settle_dirty(run)
+            self.dirty.settle(run)
 
     # -- giving up -----------------------------------------------------------------------------------------------------
 
@@ -574,7 +468,7 @@ class Ledger:
             for block in ids[free].tolist():
                 self.dropped_blocks += self._drop_copies(block) and dropping
         for one in (run, *below):
-            self._settle_dirty(one)
+            self.dirty.settle(one)
         for child in reversed(below):
             self.prune(child)
         self.prune(run)
@@ -585,7 +479,7 @@ class Ledger:
         had = bool(table.slot[block] != NOWHERE or table.segment[block] != NOWHERE)
         dirty = table.state[block] == DramState.READY and table.segment[block] == NOWHERE
         if dirty and not table.spent[block]:
-            self.dirty_nbytes -= self._slot_nbytes[self.run_of(block).namespace]
+            self.dirty.nbytes -= self._slot_nbytes[self.run_of(block).namespace]
         if table.segment[block] != NOWHERE:
             self._lose(block)
         if table.slot[block] != NOWHERE:
@@ -610,13 +504,13 @@ class Ledger:
                 return
             parent, whole = at.parent, gone == len(ids)
             if whole:
-                self._dirty.pop(at.number, None)
+                self.dirty.since_s.pop(at.number, None)
                 self._scored_s.pop(at.number, None)
             freed = self.tree.trim(at, len(ids) - gone)
             self._doomed.difference_update(freed.tolist())
             self.table.release(freed)
             if not whole:
-                self._settle_dirty(at)
+                self.dirty.settle(at)
                 return
             at = parent
 

@@ -12,7 +12,7 @@ import numpy as np
 from kvterrace.engine import reclaim
 from kvterrace.engine.blocks import DramState, Ids
 from kvterrace.engine.core import Core
-from kvterrace.engine.ledger import WriteBatch
+from kvterrace.engine.dirty import WriteBatch
 from kvterrace.engine.reader import Reader
 from kvterrace.engine.space import Segment, SegmentState
 from kvterrace.engine.transfers import Transfer
@@ -92,7 +92,7 @@ class Writer:
         return (
             any(seq < put_seq for _, _, seq in self._tombstones)
             or any(seq < put_seq for seq in self._burying)
-            or self._core.ledger.owes(put_seq)
+            or self._core.ledger.dirty.owes(put_seq)
         )
 
     def sync(self, on_end: Callable[[bool], None]) -> int:
@@ -140,7 +140,7 @@ class Writer:
     @property
     def pending(self) -> bool:
         """Whether there is something to write, now or later."""
-        return self._core.ledger.has_dirty or bool(self._tombstones) or self._reclaiming is not None
+        return bool(self._core.ledger.dirty.since_s or self._tombstones) or self._reclaiming is not None
 
     @property
     def _creating(self) -> bool:

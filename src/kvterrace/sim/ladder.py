@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from kvterrace.engine import reclaim
 from kvterrace.engine.blocks import NOWHERE, DramState
-from kvterrace.engine.ledger import Geometry, Ledger, WritePolicy
+from kvterrace.engine.dirty import WritePolicy
+from kvterrace.engine.ledger import Geometry, Ledger
 from kvterrace.engine.space import SegmentSpace, SegmentState
 from kvterrace.keys import KEY_NBYTES, KeyChain, Namespace
 from kvterrace.layout import KVLayout

@@ -106,9 +106,9 @@ def _check_dirty(ledger: Ledger) -> None:
     table = ledger.table
     dirty = np.flatnonzero((table.state == DramState.READY) & (table.segment == NOWHERE) & ~table.spent).tolist()
     nbytes = sum(ledger.geometry_of(block).record_nbytes for block in dirty)
-    assert ledger.dirty_nbytes == nbytes, f"{nbytes} B have no copy below, the ledger says {ledger.dirty_nbytes} B"
+    assert ledger.dirty.nbytes == nbytes, f"{nbytes} B have no copy below, the ledger says {ledger.dirty.nbytes} B"
     runs = {int(table.run[block]) for block in dirty}
-    listed = set(ledger._dirty)  # noqa: SLF001
+    listed = set(ledger.dirty.since_s)
     assert listed == runs, f"runs listed as dirty {sorted(listed)[:5]}, dirty {sorted(runs)[:5]}"
     for number in ledger._scored_s:  # noqa: SLF001
         ledger.tree.run(number)

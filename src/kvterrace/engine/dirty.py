@@ -1,0 +1,140 @@
+"""Runs that hold blocks without a copy below, and which of those blocks are written next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kvterrace.engine.blocks import NOWHERE, BlockTable, DramState, Ids
+from kvterrace.engine.space import Segment, SegmentSpace
+from kvterrace.engine.tree import Run, RunTree
+
+__all__ = ["DirtyRuns", "WriteBatch", "WritePolicy"]
+
+
+@dataclass(frozen=True, slots=True)
+class WritePolicy:
+    """When idle blocks that have no copy below are written.
+
+    Attributes:
+        after_s: behind: once a run has been idle this long.
+        dirty_fraction: sooner, once this share of the arena has no copy below.
+        batch_nbytes: at most this much in one sequential write.
+    """
+
+    after_s: float = 2.0
+    dirty_fraction: float = 0.5
+    batch_nbytes: int = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class WriteBatch:
+    """Records `ids`, to be written one behind the other from byte `offset` of `segment` on, each from its own slot."""
+
+    segment: Segment
+    offset: int
+    ids: Ids
+    nbytes: int
+
+
+class DirtyRuns:
+    """The ledger's list of what is to be written. Not thread-safe: the ledger's owner serialises."""
+
+    def __init__(
+        self,
+        table: BlockTable,
+        tree: RunTree,
+        slot_nbytes: Mapping[int, int],
+        doomed: Callable[[Ids], npt.NDArray[np.bool_]],
+    ) -> None:
+        """`slot_nbytes`: size of a record by namespace; `doomed(ids)`: which of them are not worth writing any more."""
+        self._table = table
+        self._tree = tree
+        self._slot_nbytes = slot_nbytes
+        self._doomed = doomed
+        #: When each run, by number, first held a block without a copy below; oldest first.
+        self.since_s: dict[int, float] = {}
+        #: Bytes of all such blocks.
+        self.nbytes = 0
+        #: Whether the last `choose` found something to write for which the segment had no room.
+        self.segment_is_full = False
+
+    def add(self, block: int, now_s: float) -> None:
+        """`block` is ready and has no copy below."""
+        run = self._tree.run(int(self._table.run[block]))
+        self.since_s.setdefault(run.number, now_s)
+        self.nbytes += self._slot_nbytes[run.namespace]
+
+    def split(self, head: Run, tail: Run) -> None:
+        """`tail` was cut off `head`."""
+        since_s = self.since_s.get(head.number)
+        if since_s is not None:
+            self.since_s[tail.number] = since_s
+            self.settle(head)
+            self.settle(tail)
+
+    def settle(self, run: Run) -> None:
+        """Take `run` off the list if nothing of it waits or is under way."""
+        if run.number in self.since_s and not self._dirty(run.ids).any():
+            del self.since_s[run.number]
+
+    def _dirty(self, ids: Ids) -> npt.NDArray[np.bool_]:
+        table = self._table
+        dirty: npt.NDArray[np.bool_] = (
+            (table.state[ids] == DramState.READY) & (table.segment[ids] == NOWHERE) & ~table.spent[ids]
+        )
+        return dirty
+
+    def _wanted(self, run: Run) -> Ids:
+        found: Ids = run.ids[self._dirty(run.ids)]
+        return found[~self._doomed(found)]
+
+    def _waiting(self, run: Run) -> Ids:
+        found = self._wanted(run)
+        return found[~self._table.writing[found]]
+
+    @property
+    def waits(self) -> bool:
+        """Whether a block waits to be written that is not being written already."""
+        return any(len(self._waiting(self._tree.run(number))) for number in self.since_s)
+
+    def owes(self, put_seq: int) -> bool:
+        """Whether some block put before the put-sequence number `put_seq` has no copy below yet."""
+        put_seqs = self._table.put_seq
+        return any((put_seqs[self._wanted(self._tree.run(number))] < put_seq).any() for number in self.since_s)
+
+    def choose(self, space: SegmentSpace, writes: WritePolicy, now_s: float, *, pressed: bool) -> WriteBatch | None:
+        """Blocks to write now, placed one behind the other in the open segment; None if none is due or none is open."""
+        segment = space.open
+        self.segment_is_full = False
+        if segment is None:
+            return None
+        chosen: list[int] = []
+        offset = nbytes = 0
+        for number, since_s in list(self.since_s.items()):
+            run = self._tree.run(number)
+            if not pressed and since_s + writes.after_s > now_s:
+                break  # and so for all behind it, or nearly so
+            used_s = float(self._tree.used_s[number])
+            if not pressed and used_s + writes.after_s > now_s:
+                del self.since_s[number]  # used since: to be looked at again when it may be idle
+                self.since_s[number] = used_s
+                continue
+            record_nbytes = self._slot_nbytes[run.namespace]
+            for block in self._waiting(run).tolist():
+                if chosen and nbytes + record_nbytes > writes.batch_nbytes:
+                    break
+                if not space.fits(segment, record_nbytes, run.namespace):
+                    self.segment_is_full = True
+                    break
+                at = space.place(segment, record_nbytes, run.namespace)
+                offset = offset or at
+                nbytes += record_nbytes
+                chosen.append(block)
+            else:
+                continue
+            break
+        return WriteBatch(segment, offset, np.array(chosen, np.int32), nbytes) if chosen else None
