@@ -66,7 +66,11 @@ class KvterraceSide:
 
     def notes(self) -> dict[str, Any]:
         stats = self._store.stats()
-        return {"says_drive_mib": round(stats.ssd_file_nbytes / 2**20, 1), "says_writable": stats.ssd_writable}
+        return {
+            "says_drive_mib": round(stats.ssd_file_nbytes / 2**20, 1),
+            "says_writable": stats.ssd_writable,
+            "dropped_blocks": stats.dropped_blocks,
+        }
 
     def close(self) -> None:
         self._store.close()

@@ -268,6 +268,7 @@ def full(bench: Bench) -> None:
             time.sleep(1.5)  # the drive is to be short of room, not the memory
         put_s = time.monotonic() - start_s
         how, _ = within(15.0, lambda: side.settle(8.0))
+        before = side.notes()
         words: list[str] = []
         for document in documents:
             words += read(side, document, 10.0)[0]
@@ -282,7 +283,8 @@ def full(bench: Bench) -> None:
             drive_mib=mib(taken_nbytes(drive)),
             files=len(files),
             files_shorter_than_a_block=sum(nbytes < BLOCK_NBYTES for nbytes in files),
-            **side.notes(),
+            before_reading=before,
+            after_reading=side.notes(),
         )
         resize(512 * MiB)
         time.sleep(8.0)
