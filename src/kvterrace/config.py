@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from fractions import Fraction
 
 import numpy as np
 
@@ -30,6 +29,8 @@ def parse_nbytes(value: int | str, name: str) -> int:
             raise ConfigError(f"{name}: {value!r} is no size; write bytes, or e.g. 512MiB or 4GiB")
         number, unit, binary, byte = match.groups(default="")
         base = 1000 if byte and not binary else 1024
+        from fractions import Fraction  # here: it brings decimal along, and most sizes are whole numbers
+
         nbytes = round(Fraction(number) * base ** _POWERS[unit.upper()])
     if not 0 <= nbytes < 2**63:
         raise ConfigError(f"{name}: {value!r} is not in 0..2**63-1 bytes")

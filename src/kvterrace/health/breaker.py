@@ -21,9 +21,8 @@ from __future__ import annotations
 import enum
 import errno
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from statistics import median
 
 from kvterrace.clock import Clock
 
@@ -334,9 +333,9 @@ class _Latency:
             self._since_usual += 1
             if self._since_usual >= RECENT or len(self._reference) == MIN_REFERENCE:
                 self._since_usual = 0
-                self.usual_s = median(self._reference)
+                self.usual_s = _median(self._reference)
         # The median rises only with a slow one: no need to sort while the drive is quick.
-        self.recent_s = median(self._recent) if latency_s > SLOW_FLOOR_S else 0.0
+        self.recent_s = _median(self._recent) if latency_s > SLOW_FLOOR_S else 0.0
 
     @property
     def slow(self) -> bool:
@@ -351,3 +350,9 @@ class _Latency:
     def forget_recent(self) -> None:
         """What was measured in bad times is no reference for good ones."""
         self._recent.clear()
+
+
+def _median(values: Iterable[float]) -> float:
+    # not `statistics.median`: importing that costs as much as a fifth of our own import
+    line = sorted(values)
+    return (line[(len(line) - 1) // 2] + line[len(line) // 2]) / 2

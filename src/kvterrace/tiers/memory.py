@@ -7,7 +7,6 @@ import ctypes
 import errno
 import mmap
 import os
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -86,6 +85,8 @@ def _populate(memory: Bytes) -> None:
         for chunk in chunks:
             _populate_chunk(chunk)
     else:
+        from concurrent.futures import ThreadPoolExecutor  # here: it is not needed before there is an arena
+
         with ThreadPoolExecutor(threads, thread_name_prefix="kvterrace-populate") as pool:
             list(pool.map(_populate_chunk, chunks))
 
