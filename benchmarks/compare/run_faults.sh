@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Every fault on every side; one line of JSON each to stdout or $OUT. About ten minutes on two cores.
+# Every fault on every side; one line of JSON each to stdout or $OUT. About 15 minutes on two cores.
 #
 #   KVTERRACE_PYTHON  default .venv/bin/python (`make env`)
 #   LMCACHE_PYTHON    of the environment with requirements-lmcache.txt; without it, kvterrace's side alone

@@ -34,6 +34,7 @@ class TreeMachine(RuleBasedStateMachine):
         super().__init__()
         self.table = BlockTable()
         self.tree = RunTree(self.table)
+        self.tree.name(0, _NAMESPACE.digest)
         self.blocks: dict[Path, int] = {}
 
     def known(self, path: Path) -> int:

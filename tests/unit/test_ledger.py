@@ -22,7 +22,7 @@ SEGMENT = 10 * RECORD
 def make(dram_blocks: int = 8, segments: int = 4, **writes: float) -> Ledger:
     space = SegmentSpace(segments * SEGMENT, SEGMENT, lambda records, namespaces: 4096)
     ledger = Ledger(dram_blocks * RECORD, space, writes=WritePolicy(**writes))  # type: ignore[arg-type]
-    ledger.add_namespace(0, Geometry(4096, 256))
+    ledger.add_namespace(0, Geometry(4096, 256), SMALL.digest)
     return ledger
 
 
@@ -227,7 +227,7 @@ def test_a_batch_and_a_segment_have_an_end() -> None:
 def test_a_large_idle_block_is_not_stuck_behind_a_small_busy_one() -> None:
     """The open segment has room for a small record, and none for the large one that is due."""
     ledger = make(dram_blocks=40, after_s=2.0)
-    ledger.add_namespace(1, Geometry(4096, 9 * RECORD - 4096))
+    ledger.add_namespace(1, Geometry(4096, 9 * RECORD - 4096), b"another")
     open_segment(ledger)
     put(ledger, chain_of(SMALL, [2]), 0.0)
     write(ledger, 0.0)

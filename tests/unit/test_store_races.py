@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.harness import LARGE, SMALL, SMALL_NBYTES, Box, Get, chain_of, contents, kinds
 
 from kvterrace.engine import reader
 from kvterrace.io.base import IoKind
 from kvterrace.io.faults import Fail, FlipBit, Hang, PretendDone, Short, Slow
+from kvterrace.keys import KeyChain
 from kvterrace.types import Busy, Expired, Hit, Miss, Present, Stored, Tier
 
 FOUR = chain_of(SMALL, [0] * 4)
@@ -676,6 +679,28 @@ def test_hot_reads_of_a_dirty_chain_do_not_starve_its_write(tmp_path: Path) -> N
     assert (tiers >= 0).all()
     assert (box.store._core.ledger.table.segment[box.store._core.ledger.find(FOUR)] < 0).all()
     box.check()
+
+
+def test_equal_keys_of_two_namespaces_are_two_blocks(box: Box) -> None:
+    """C7. Keys of an engine's own may be alike in two models: the namespace of the chain decides, not the key alone."""
+    other = KeyChain(replace(SMALL, model="another"), FOUR.root, FOUR.data)
+    narrow = KeyChain(LARGE, FOUR.root, FOUR.data)
+    box.put_now(FOUR)
+    for chain in (other, narrow):
+        assert box.store.match(chain).blocks == 0
+        out = np.zeros((4, chain.namespace.layout.block_nbytes), np.uint8)
+        transfer = box.store.get(chain, out)
+        box.wait(transfer)
+        assert transfer.outcomes == [Miss()] * 4
+        assert not out.any()
+    theirs = np.full((4, SMALL.layout.block_nbytes), 7, np.uint8)
+    put = box.store.put(other, theirs)
+    box.wait(put)
+    assert put.outcomes == [Stored(Tier.DRAM)] * 4
+    out = np.zeros_like(theirs)
+    box.wait(box.store.get(other, out))
+    assert (out == theirs).all()
+    assert box.get_now(FOUR) == [Hit(Tier.DRAM)] * 4
 
 
 def test_the_harness_knows_blocks_apart() -> None:

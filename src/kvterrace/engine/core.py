@@ -87,7 +87,7 @@ class Core:
             known = self.namespaces[number].geometry
             assert known in (entry.geometry, UNSIZED), "one digest, two geometries"
             self.namespaces[number] = entry
-        self.ledger.add_namespace(number, entry.geometry)
+        self.ledger.add_namespace(number, entry.geometry, entry.digest)
         return number
 
     def slot(self, block: int) -> Bytes:

@@ -71,8 +71,9 @@ class Ledger:
 
     # -- what there is -------------------------------------------------------------------------------------------------
 
-    def add_namespace(self, number: int, geometry: Geometry) -> None:
-        """Sizes for namespace `number`; before any of its blocks."""
+    def add_namespace(self, number: int, geometry: Geometry, digest: bytes) -> None:
+        """Sizes for namespace `number`, whose chains carry `digest`; before any of its blocks."""
+        self.tree.name(number, digest)
         self.geometries[number] = geometry
         self._slot_nbytes[number] = geometry.record_nbytes
 

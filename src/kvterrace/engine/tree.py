@@ -54,7 +54,8 @@ class RunTree:
 
     def __init__(self, table: BlockTable) -> None:
         self.table = table
-        self._heads: dict[bytes, Run] = {}
+        self._heads: dict[bytes, Run] = {}  # by namespace and key of the first block
+        self._prefixes: dict[bytes, bytes] = {}  # namespace digest -> how its keys begin in `_heads`
         self._runs: list[Run | None] = []
         self._free_numbers: list[int] = []
         #: When each run, by number, was last used (monotonic seconds).
@@ -72,14 +73,24 @@ class RunTree:
         assert run is not None, f"run {number} does not exist"
         return run
 
+    def name(self, namespace: int, digest: bytes) -> None:
+        """Chains of the namespace with this digest are those of runs with this number."""
+        self._prefixes[digest] = _prefix(namespace)
+
     def walk(self, chain: KeyChain, stop: int | None = None) -> list[Step]:
-        """Runs along `chain`, from its first block on, as far as the tree knows it (up to `stop` blocks)."""
+        """Runs along `chain`, from its first block on, as far as the tree knows it (up to `stop` blocks).
+
+        Runs of other namespaces are not seen, whatever their keys.
+        """
         data, heads = chain.data, self._heads
+        prefix = self._prefixes.get(chain.namespace.digest)
+        if prefix is None:
+            return []
         limit = len(chain) if stop is None else min(stop, len(chain))
         steps: list[Step] = []
         at = 0
         while at < limit:
-            run = heads.get(data[at * KEY_NBYTES : (at + 1) * KEY_NBYTES])
+            run = heads.get(prefix + data[at * KEY_NBYTES : (at + 1) * KEY_NBYTES])
             if run is None:
                 break
             whole = len(run.ids)
@@ -132,7 +143,7 @@ class RunTree:
         if number >= len(self.used_s):
             self.used_s = np.concatenate([self.used_s, np.zeros(max(1024, len(self.used_s) // 4))])
         self.used_s[number] = now_s
-        head = self._key(ids[0])
+        head = self._head(run)
         assert head not in self._heads, "two runs begin with one key"
         self._heads[head] = run
         self.table.run[ids] = number
@@ -142,8 +153,8 @@ class RunTree:
             parent.children.add(run)
         return run
 
-    def _key(self, block: np.int32) -> bytes:
-        return bytes(self.table.key[block])
+    def _head(self, run: Run) -> bytes:
+        return _prefix(run.namespace) + bytes(self.table.key[run.ids[0]])
 
     def split(self, run: Run, at: int) -> Run:
         """Cut `run` before its block `at`. `run` stays the head; returns the new tail, which takes the children
@@ -171,7 +182,7 @@ class RunTree:
         if keep:
             run.ids = run.ids[:keep].copy()
             return gone
-        del self._heads[self._key(run.ids[0])]
+        del self._heads[self._head(run)]
         if run.parent is not None and run.parent.children is not None:
             run.parent.children.discard(run)
             if not run.parent.children:
@@ -199,3 +210,7 @@ class RunTree:
             found.append(child)
             todo.extend(child.children or ())
         return found
+
+
+def _prefix(namespace: int) -> bytes:
+    return namespace.to_bytes(4, "little")

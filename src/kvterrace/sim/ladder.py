@@ -63,7 +63,7 @@ class LedgerLadder:
             cap = ssd_blocks * record_nbytes
             self.space = SegmentSpace(cap, min(64 * record_nbytes, cap // 16), lambda records, _: 4096 + 160 * records)
         self.ledger = Ledger(dram_blocks * record_nbytes, self.space, writes=WritePolicy(after_s=write_behind_s))
-        self.ledger.add_namespace(0, Geometry(4096, record_nbytes - 4096))
+        self.ledger.add_namespace(0, Geometry(4096, record_nbytes - 4096), _NAMESPACE.digest)
         self.counts = LadderCounts()
         self._written: set[int] = set()  # put-sequence numbers that have been on the SSD
 
