@@ -27,6 +27,11 @@ __all__ = ["BlockBuffers", "Bytes"]
 
 Bytes = npt.NDArray[np.uint8]
 
+_Form = tuple[tuple[int, ...], tuple[int, ...], int]
+
+#: Steps that one question whether two arrays share memory may take; beyond that they are taken to.
+_MAX_WORK = 1000
+
 _HOW_TO_VIEW = (
     "view a torch tensor as tensor.numpy(), one of bfloat16 or float8 as tensor.view(torch.uint16 or uint8).numpy()"
 )
@@ -65,7 +70,8 @@ class BlockBuffers:
         Raises:
             LayoutError: memory is read-only, or one byte of it would stand for two.
         """
-        checked = set()
+        extents: dict[_Form, tuple[int, int]] = {}
+        places: list[tuple[int, int, int]] = []
         starts: dict[int, int] = {}
         for number, array in enumerate(self._arrays):
             if not array.flags.writeable:
@@ -75,15 +81,26 @@ class BlockBuffers:
             if self._in_one_piece or not array.size:
                 continue
             form = (array.shape, array.strides, array.itemsize)
-            if form not in checked and not _is_injective(*form):
+            if form not in extents and not _is_injective(*form):
                 raise LayoutError(
                     f"part array {number} overlaps itself in memory (shape {array.shape}, strides {array.strides} B); "
                     "what is read into it would overwrite itself"
                 )
-            checked.add(form)
-            twin = starts.setdefault(array.__array_interface__["data"][0], number)
+            if form not in extents:
+                extents[form] = _extent(*form)
+            at = array.__array_interface__["data"][0]
+            places.append((at + extents[form][0], at + extents[form][1], number))
+            twin = starts.setdefault(at, number)
             if twin != number:
                 raise LayoutError(f"part arrays {twin} and {number} are the same memory; one would overwrite the other")
+        for group in _touching(places):
+            pair = _overlap([self._arrays[number] for number in group])
+            if pair is not None:
+                one, other = sorted((group[pair[0]], group[pair[1]]))
+                raise LayoutError(
+                    f"part arrays {one} and {other} overlap in memory, or it cannot be told whether they do; one would "
+                    "overwrite the other"
+                )
         return self
 
     def copy_in(self, block: int, part: int, slot: Bytes) -> None:
@@ -133,6 +150,60 @@ def _is_injective(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: in
                 return False
             span += stride * (length - 1)
     return True
+
+
+def _extent(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, int]:
+    """First byte of such an array and the one behind its last, from the address of its first element."""
+    steps = [stride * (length - 1) for stride, length in zip(strides, shape, strict=True)]
+    return sum(step for step in steps if step < 0), sum(step for step in steps if step > 0) + itemsize
+
+
+def _touching(places: list[tuple[int, int, int]]) -> list[list[int]]:
+    """The numbers of `(first byte, byte behind the last, number)`, in groups that share no byte with each other; only
+    groups of more than one.
+    """
+    groups: list[list[int]] = []
+    reached = 0
+    for first, end, number in sorted(places):
+        if groups and first < reached:
+            groups[-1].append(number)
+        else:
+            groups.append([number])
+        reached = max(reached, end)
+    return [group for group in groups if len(group) > 1]
+
+
+def _overlap(arrays: list[npt.NDArray[Any]]) -> tuple[int, int] | None:
+    """Two of these arrays that share a byte, or may; None if it is certain that no two do. None of them is empty."""
+    joined = _joined(arrays)
+    if len(joined) == 1 and _is_injective(joined[0].shape, joined[0].strides, joined[0].itemsize):
+        return None
+    if any(_are_apart(arrays, abs(stride)) for stride in set(arrays[0].strides) - {0}):
+        return None
+    for (one, a), (other, b) in itertools.combinations(enumerate(arrays), 2):
+        try:
+            if not np.shares_memory(a, b, max_work=_MAX_WORK):  # type: ignore[arg-type]  # any number of steps may be given
+                continue
+        except np.exceptions.TooHardError:
+            pass
+        return one, other
+    return None
+
+
+def _are_apart(arrays: list[npt.NDArray[Any]], period: int) -> bool:
+    """Whether no two arrays share a byte, shown by addresses modulo `period`: axes that step by multiples of it stand
+    still there, and what the others span is an arc of a circle. True of parts that lie side by side within each block,
+    token or page of one allocation, at whatever distances.
+    """
+    arcs = []
+    for array in arrays:
+        axes = [(stride, length) for stride, length in zip(array.strides, array.shape, strict=True) if stride % period]
+        low, high = _extent(tuple(length for _, length in axes), tuple(stride for stride, _ in axes), array.itemsize)
+        first = (array.__array_interface__["data"][0] + low) % period
+        arcs.append((first, first + high - low))
+    arcs.sort()
+    arcs.append((arcs[0][0] + period, 0))  # the first comes round again
+    return all(end <= first for (_, end), (first, _) in itertools.pairwise(arcs))
 
 
 def _table(source: Any, blocks: int, block_nbytes: int) -> Bytes:

@@ -41,16 +41,18 @@ class Pin:
     """A held prefix: active KV, neither evicted nor dropped until `release` (or the end of a `with`)."""
 
     def __init__(self, ids: Ids, let_go: Callable[[Ids], None]) -> None:
-        self._ids: Ids | None = ids
+        self._held = [ids]  # taken out by the one who lets go: `list.pop` is atomic between threads
         self._let_go = let_go
         #: Blocks held, from the first of the chain on.
         self.blocks = len(ids)
 
     def release(self) -> None:
-        """Let go. Doing it twice does nothing."""
-        ids, self._ids = self._ids, None
-        if ids is not None:
-            self._let_go(ids)
+        """Let go. Doing it twice does nothing. Thread-safe."""
+        try:
+            ids = self._held.pop()
+        except IndexError:
+            return
+        self._let_go(ids)
 
     def __enter__(self) -> Self:
         return self

@@ -32,8 +32,9 @@ _lock = threading.Lock()
 
 def flush_at_exit(store: _Closable, *, on_sigterm: bool) -> None:
     """Close `store` when the interpreter ends. With `on_sigterm`, also on SIGTERM, if this is the main thread and the
-    signal still has its
-    default effect; the process then ends with status 143, as shells report SIGTERM."""
+    signal still has its default effect; the process then ends with status 143, as shells report SIGTERM, by `os._exit`:
+    not by the signal, and without running what else waits for its end.
+    """
     global _installed
     with _lock:
         _open.add(store)
@@ -75,8 +76,8 @@ def _close_all(timeout_s: float = 30.0) -> None:
 
 def _on_sigterm(number: int, _frame: FrameType | None) -> None:
     # The handler runs on the main thread between two byte codes, perhaps in the middle of a call that holds the
-    # store's lock: so it
-    # only starts a thread, which waits for that lock as anybody would, and then ends the process by the same signal.
+    # store's lock: so it only starts a thread, which waits for that lock as anybody would, and then ends the process
+    # with the status that shells give this signal.
     with contextlib.suppress(RuntimeError):  # no thread starts once the interpreter is ending, and closes the stores
         threading.Thread(target=_flush_and_end, args=(number,), name="kvterrace-sigterm", daemon=True).start()
 
@@ -85,6 +86,5 @@ def _flush_and_end(number: int) -> None:
     try:
         _close_all(_GRACE_S)
     finally:
-        os._exit(
-            128 + number
-        )  # the disposition of a signal can only be changed on the main thread, which may be busy for long
+        # Not by the signal: its disposition can only be changed on the main thread, which may be busy for long.
+        os._exit(128 + number)

@@ -29,9 +29,9 @@ from kvterrace.engine.transfers import Transfer, TransferKind
 from kvterrace.errors import ConfigError, KVTerraceError, StoreClosedError
 from kvterrace.format.record import PAGE_NBYTES
 from kvterrace.handles import Match, Pin
-from kvterrace.io.base import IoEngine
+from kvterrace.io.base import IoClass, IoEngine, IoKind, IoRequest
 from kvterrace.io.posix import PosixEngine
-from kvterrace.keys import KeyChain
+from kvterrace.keys import KeyChain, Namespace
 from kvterrace.shutdown import closed, flush_at_exit
 from kvterrace.tiers.directory import StoreDirectory
 from kvterrace.tiers.memory import Arena
@@ -69,7 +69,8 @@ def open_store(
         partition: name of the part of the store that this process writes; one process at a time.
         write_behind_s: a block that has been idle this long is written to the SSD.
         busy_after_s: how long a block waits for room before it is answered `Busy`.
-        sigterm_flush: flush on SIGTERM where the process has no handler of its own, then end by it.
+        sigterm_flush: flush on SIGTERM where the process has no handler of its own; the process then ends at once with
+            status 143 (`os._exit`: nothing else that waits for its end is run).
 
     Raises:
         ConfigError: an argument that cannot work.
@@ -172,6 +173,7 @@ class Store:
 
     def stats(self) -> StoreStats:
         """Counts and sizes at this moment; a copy. Works on a closed store."""
+        self._require_own_process()
         with self._driver.lock:
             return self._core.snapshot()
 
@@ -199,7 +201,8 @@ class Store:
                 Without one, a read is given up likewise when no block of it has come for 30 s.
 
         Raises:
-            LayoutError: `out` does not fit. StoreClosedError. IndexError: no such blocks.
+            LayoutError: `out` does not fit. StoreClosedError. IndexError: no such blocks. ConfigError: `deadline_s` is
+                negative or no number.
         """
         start, stop = _span(chain, start, stop)
         buffers = BlockBuffers(chain.namespace.layout, out, stop - start, layers=layers).require_writable()
@@ -223,7 +226,8 @@ class Store:
             deadline_s: seconds that a block may wait for room; None: `busy_after_s`.
 
         Raises:
-            LayoutError, StoreClosedError, IndexError: as for `get`. ConfigError: `sequence` is too long.
+            LayoutError, StoreClosedError, IndexError: as for `get`. ConfigError: `sequence` is too long,
+                or `deadline_s` is as there.
         """
         start, stop = _span(chain, start, stop)
         if len(sequence) > 16:
@@ -243,7 +247,11 @@ class Store:
     def wait(self, transfer: Transfer, timeout_s: float | None = None) -> list[GetOutcome | PutOutcome]:
         """Block until `transfer` is done, or for `timeout_s`; returns its outcomes, `Pending` for blocks still under
         way.
+
+        Raises:
+            StoreClosedError: this process was forked from the one that opened the store.
         """
+        self._require_own_process()
         self._driver.wait_for(lambda: transfer.done, timeout_s)
         with self._driver.lock:
             if transfer in self._mover.finished:
@@ -252,6 +260,7 @@ class Store:
 
     def poll(self) -> list[Transfer]:
         """Transfers that are done and were not yet handed out by `poll` or `wait`. Does not block."""
+        self._require_own_process()
         self._driver.turn()
         with self._driver.lock:
             finished = list(self._mover.finished)
@@ -270,6 +279,8 @@ class Store:
             return Pin(ids, self._unpin)
 
     def _unpin(self, ids: Ids) -> None:
+        if os.getpid() != self._pid:
+            return  # the pin is the parent's
         with self._driver.lock:
             self._core.ledger.unpin(ids)
 
@@ -292,6 +303,10 @@ class Store:
     def invalidate(self, chain: KeyChain, *, start: int = 0) -> None:
         """Give up blocks of `chain` from `start` on and everything stored behind them, in every tier, also after a
         restart.
+
+        It survives a crash once a `flush` that began after it has returned True; before that, a crash may bring the
+        blocks back. It does not reach blocks on the SSD that earlier damage has cut off from their chain, and that the
+        index does not know: a restart may find those again once the blocks before them were put again.
 
         What is being read at this moment is given up when that has ended; it is no longer found from now on.
         """
@@ -363,11 +378,12 @@ class Store:
         layers: range | None = None,
         sequence: bytes = b"",
     ) -> Transfer:
+        if deadline_s is not None and not deadline_s >= 0.0:  # NaN is neither
+            raise ConfigError(f"deadline_s: {deadline_s}; give seconds from now, at least 0, or None")
         with self._entered():
             now_s = self._clock.monotonic_s()
             self._core.namespace_number(chain.namespace)
-            if self._directory is not None:
-                self._directory.describe(chain.namespace)
+            self._describe(chain.namespace)
             transfer = Transfer(
                 kind,
                 chain,
@@ -386,8 +402,25 @@ class Store:
             self._driver.wake()  # the driver may be asleep for longer than this deadline
         return transfer
 
+    def _describe(self, namespace: Namespace) -> None:
+        """Have one of the engine's threads write down what a namespace stands for: it waits for the drive."""
+        directory = self._directory
+        if directory is not None and directory.claim_description(namespace):
+            self._engine.submit(
+                [IoRequest(IoKind.CALL, IoClass.DEMOTION, finish=lambda _: directory.describe(namespace))]
+            )
+
+    def _require_own_process(self) -> None:
+        # Before any lock: in a forked process, its holder may be a thread that is not there.
+        if os.getpid() != self._pid:
+            raise StoreClosedError(
+                f"the store was opened by process {self._pid}, and this one was forked from it; open the store after "
+                "the fork"
+            )
+
     @contextlib.contextmanager
     def _entered(self) -> Iterator[None]:
+        self._require_own_process()
         with self._driver.lock:
             if self._closed:
                 raise StoreClosedError("the store is closed; open it again")

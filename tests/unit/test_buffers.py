@@ -332,6 +332,57 @@ def test_one_array_for_two_parts_can_be_stored_but_not_read_into() -> None:
         buffers.require_writable()
 
 
+def test_parts_that_overlap_in_part_can_be_stored_but_not_read_into() -> None:
+    layout = KVLayout(2, 1, 8, "float16", 4)
+    nbytes = layout.part_nbytes[0]
+    memory = np.zeros(16 * nbytes, np.uint8)
+
+    def at(*places: int) -> BlockBuffers:
+        return BlockBuffers(layout, [memory[one : one + 2 * nbytes].reshape(2, nbytes) for one in places], 2)
+
+    at(0, 2 * nbytes, 6 * nbytes, 9 * nbytes).require_writable()
+    for second in (nbytes, 1, 2 * nbytes - 1):  # inside what part 0 takes
+        with pytest.raises(LayoutError, match="part arrays 0 and 1 overlap"):
+            at(0, second, 6 * nbytes, 9 * nbytes).require_writable()
+    with pytest.raises(LayoutError, match="part arrays 0 and 3 overlap"):
+        at(9 * nbytes, 2 * nbytes, 6 * nbytes, 8 * nbytes).require_writable()
+
+
+@pytest.mark.parametrize("order", [range(6), [0, 1, 2, 3, 5, 4], [4, 0, 5, 1, 3, 2]])
+@pytest.mark.parametrize("axis", [1, 2, 3])
+def test_parts_may_interleave_by_block_head_or_token(order: Sequence[int], axis: int) -> None:
+    layout = KVLayout(layers=3, kv_heads=2, head_dim=4, dtype="float16", block_tokens=3)
+    shape = [BLOCKS, 2, 3, 4]
+    shape.insert(axis, 8)
+    memory = np.zeros(shape, np.float16)
+    views = [np.moveaxis(memory, axis, 0)[place] for place in order]
+    BlockBuffers(layout, views, BLOCKS).require_writable()
+    with pytest.raises(LayoutError, match="part arrays"):
+        BlockBuffers(layout, [*views[:5], views[0][::-1]], BLOCKS).require_writable()
+
+
+@given(data=st.data())
+def test_no_parts_that_overlap_are_read_into(data: st.DataObject) -> None:
+    """Against the definition: the addresses of all bytes."""
+    layout = KVLayout(3, 1, 6, "float16", 1, parts_per_layer=1)
+    memory = np.zeros(2000, np.uint8)[1000:].view(np.uint16)
+    arrays, touched = [], []
+    for _ in range(3):
+        start = data.draw(st.integers(0, 40))
+        strides = [2 * data.draw(st.integers(-9, 9)) for _ in range(3)]
+        arrays.append(AS_STRIDED(memory[start:], (2, 2, 3), strides))
+        places = np.full(1, 2 * start, np.int64)
+        for length, stride in zip((2, 2, 3), strides, strict=True):
+            places = np.add.outer(places, np.arange(length) * stride).ravel()
+        touched.append(np.add.outer(places, np.arange(2)).ravel())
+    every = np.concatenate(touched)
+    try:
+        BlockBuffers(layout, arrays, 2).require_writable()
+    except LayoutError:
+        return
+    assert len(np.unique(every)) == len(every)
+
+
 @given(
     shape=st.lists(st.integers(1, 4), min_size=1, max_size=3),
     strides=st.lists(st.integers(-12, 12), min_size=3, max_size=3),

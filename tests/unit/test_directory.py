@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import stat
+import threading
 from pathlib import Path
 
 import pytest
-from tests.crash.kit import MiB, chain_of, opened, snapshot, stored
+from tests.crash.kit import LAYOUT, MiB, all_hits, chain_of, opened, snapshot, stored
 
-from kvterrace import ConfigError, FormatVersionError, KVTerraceError, NotAStoreError, StoreUnusableError
+from kvterrace import ConfigError, FormatVersionError, KVTerraceError, Namespace, NotAStoreError, StoreUnusableError
 from kvterrace.tiers.directory import StoreDirectory
 
 _GOOD = {"format_version": 1, "uuid": "00112233445566778899aabbccddeeff", "created_unix_s": 1.5}
@@ -103,6 +104,35 @@ def test_what_a_namespace_stands_for_is_written_down_once(tmp_path: Path) -> Non
     namespace = chain_of(0, 1).namespace
     assert file.name == f"{namespace.digest.hex()}.json"
     assert json.loads(file.read_text()) == namespace.describe()
+
+
+def test_only_so_many_descriptions_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvterrace.tiers.directory._DESCRIPTIONS", 3)
+    with opened(tmp_path / "kv") as store:
+        for tenant in "abcdef" * 2:
+            stored(store, chain_of(0, 1, Namespace("model", LAYOUT, tenant=tenant)))
+    assert len(list((tmp_path / "kv" / "namespaces").iterdir())) == 3
+
+
+def test_nobody_waits_for_a_description_to_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on, asked = threading.Event(), threading.Event()
+    describe = StoreDirectory.describe
+
+    def hanging(self: StoreDirectory, namespace: Namespace) -> None:
+        asked.set()
+        assert go_on.wait(60)
+        describe(self, namespace)
+
+    monkeypatch.setattr(StoreDirectory, "describe", hanging)
+    with opened(tmp_path / "kv") as store:
+        try:
+            stored(store, chain_of(0, 2))
+            all_hits(store, chain_of(0, 2))
+            assert asked.wait(60)
+            assert list((tmp_path / "kv" / "namespaces").iterdir()) == []
+        finally:
+            go_on.set()
+    assert len(list((tmp_path / "kv" / "namespaces").iterdir())) == 1  # close waits for it
 
 
 def test_disowning_leaves_the_lock_to_whoever_has_it_too(tmp_path: Path) -> None:

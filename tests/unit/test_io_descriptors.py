@@ -100,6 +100,38 @@ def test_threads_share_files_that_come_and_go(tmp_path: Path) -> None:
         file.close()
 
 
+class _Busy(PosixFile):
+    """Is used again the moment it has lost its descriptor, once."""
+
+    __slots__ = ("again",)
+
+    def park(self) -> bool:
+        parked = super().park()
+        if parked and getattr(self, "again", False):
+            self.again = False
+            with self.using():
+                pass
+        return parked
+
+
+def test_a_file_that_is_used_right_after_it_lost_its_descriptor_still_counts(tmp_path: Path) -> None:
+    descriptors = Descriptors(most=8)
+    before = _open_descriptors()
+    (tmp_path / "busy").write_bytes(bytes(4096))
+    busy = _Busy(tmp_path / "busy", os.O_RDONLY, descriptors)
+    busy.again = True
+    files = [busy, *(_file(tmp_path, number, descriptors) for number in range(8))]
+    assert not busy.again
+    assert _open_descriptors() - before == len(descriptors)
+    for file in files:
+        with file.using():
+            pass
+    assert _open_descriptors() - before == len(descriptors) == 8
+    for file in files:
+        file.close()
+    assert len(descriptors) == 0
+
+
 def test_a_store_of_more_segments_than_the_process_may_open_files(tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", _STORE, str(tmp_path / "kv")], capture_output=True, text=True, timeout=100, check=False

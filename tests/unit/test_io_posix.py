@@ -211,8 +211,9 @@ def test_closing_a_file_under_a_running_request_waits_for_it(engine: PosixEngine
         os.fstat(fd)
 
 
-def test_a_flood_of_stuck_demotions_does_not_stop_a_demand_read() -> None:
+def test_a_flood_of_stuck_demotions_does_not_stop_a_demand_read(tmp_path: Path) -> None:
     engine = PosixEngine(threads=3)
+    file = engine.create(tmp_path / "a", PAGE)
     gate, stuck = threading.Event(), threading.Semaphore(0)
 
     def hang(_: IoResult) -> None:
@@ -223,7 +224,7 @@ def test_a_flood_of_stuck_demotions_does_not_stop_a_demand_read() -> None:
     assert stuck.acquire(timeout=10)
     assert stuck.acquire(timeout=10)
     assert not stuck.acquire(blocking=False)  # the third thread is kept free
-    engine.submit([IoRequest(IoKind.CALL, IoClass.DEMAND, tag="wanted")])
+    engine.submit([IoRequest(IoKind.READ, IoClass.DEMAND, file, 0, [page()], tag="wanted")])
     assert [result.request.tag for result in drain(engine, 1)] == ["wanted"]
     gate.set()
     drain(engine, 20)

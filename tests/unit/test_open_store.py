@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -142,6 +143,72 @@ def test_closing_twice_and_calls_after_it(tmp_path: Path) -> None:
     assert store.poll() == []
     with opened(tmp_path / "kv") as again:
         all_hits(again, chain)
+
+
+def test_a_forked_process_is_refused_and_never_waits(tmp_path: Path) -> None:
+    with opened(tmp_path / "kv") as store:
+        chain = chain_of(0, 4)
+        stored(store, chain)
+        pin = store.pin(chain)
+        out = bytearray(4 * LAYOUT.block_nbytes)
+        before = store.get(chain, out)
+        calls: list[Callable[[], object]] = [
+            lambda: store.get(chain, out),
+            lambda: store.match(chain),
+            lambda: store.wait(before),
+            store.poll,
+            store.stats,
+            store.flush,
+        ]
+        with store._driver.lock:  # as a thread of the parent might hold it at that moment
+            child = os.fork()
+        if not child:
+            refused = 0
+            try:
+                signal.alarm(30)
+                for call in calls:
+                    try:
+                        call()
+                    except StoreClosedError as error:
+                        refused += "open the store after the fork" in str(error)
+                pin.release()
+                store.close()
+            finally:
+                os._exit(refused)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == len(calls)
+        pin.release()
+        all_hits(store, chain)
+
+
+def test_a_pin_is_let_go_of_once() -> None:
+    from kvterrace.handles import Pin
+
+    let_go: list[Any] = []
+    for _ in range(200):
+        pin, gate = Pin(range(3), let_go.append), threading.Barrier(4)  # type: ignore[arg-type]
+
+        def release(pin: Pin = pin, gate: threading.Barrier = gate) -> None:
+            gate.wait()
+            pin.release()
+
+        threads = [threading.Thread(target=release) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(let_go) == 200
+
+
+@pytest.mark.parametrize("deadline_s", [float("nan"), -1.0, -float("inf")])
+def test_deadlines_that_cannot_be(deadline_s: float) -> None:
+    with opened(None) as store:
+        chain = chain_of(0, 1)
+        with pytest.raises(ConfigError, match="deadline_s"):
+            store.put(chain, bytes_of(chain), deadline_s=deadline_s)
+        with pytest.raises(ConfigError, match="deadline_s"):
+            store.get(chain, bytearray(LAYOUT.block_nbytes), deadline_s=deadline_s)
+        assert store.match(chain).blocks == 0
 
 
 def test_closing_with_transfers_in_flight_ends_them(tmp_path: Path) -> None:

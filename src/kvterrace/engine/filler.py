@@ -24,6 +24,9 @@ from kvterrace.types import Busy, Present, PutOutcome, Rejected, Stored, Tier
 
 __all__ = ["Filler"]
 
+#: Plain: comparing what NumPy holds with an enum member takes many times as long.
+_EMPTY = int(DramState.EMPTY)
+
 _log = logging.getLogger(__name__)
 
 #: Blocks that one call on a worker thread copies.
@@ -165,7 +168,7 @@ class Filler:
             core.engine.submit(requests)
 
     def _settle_present(self, transfer: Transfer, index: int, block: int) -> None:
-        in_dram = self._core.ledger.table.state[block] != DramState.EMPTY
+        in_dram = self._core.ledger.table.state[block] != _EMPTY
         transfer.settle(index, Present(Tier.DRAM if in_dram else Tier.SSD))
 
     def _settle_orphans(self, one: _Queued, gap: int, known: Ids, there: npt.NDArray[np.bool_]) -> None:
@@ -199,7 +202,7 @@ class Filler:
                     # invalidated while it was filled: it goes at once, and may be put again after that
                     one.transfer.settle(one.index, Busy() if invalidated else Stored(Tier.DRAM))
                 else:
-                    core.ledger.undo(one.block)
+                    core.ledger.undo(one.block)  # given up before it was copied: settled already. Or the copy failed
                     one.transfer.settle(one.index, Rejected(f"the caller's buffer could not be read: {result.crash!r}"))
             for one in reversed(group):
                 core.ledger.let_go(one.block)

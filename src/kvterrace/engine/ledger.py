@@ -353,8 +353,12 @@ class Ledger:
         self.dram.free(block)
 
     def landed(self, block: int) -> None:
-        """A read has filled the slot with verified bytes: a second copy, free to be given up again."""
+        """A read has filled the slot with verified bytes: a second copy, free to be given up again. Or the only one, if
+        the one below was lost meanwhile (another read found it wrong): then it is to be written.
+        """
         self.table.state[block] = DramState.READY
+        if self.table.segment[block] == NOWHERE:
+            self.dirty.add(block, float(self.tree.used_s[self.table.run[block]]))
 
     def lost(self, block: int, now_s: float, *, segment: int | None = None, page: int = NOWHERE) -> None:
         """The SSD copy (if given: the one at that place; the block may have another by now) was found to be wrong or

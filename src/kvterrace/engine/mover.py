@@ -33,9 +33,11 @@ __all__ = ["STALL_S", "Mover"]
 
 _log = logging.getLogger(__name__)
 
-#: A read of which no block has come for this long is given up, deadline or not: a drive that hangs must not hang a
+#: A transfer of which no block has come for this long is given up, deadline or not: a drive that hangs must not hang a
 #: request. Linux resets an NVMe controller after 30 s (`nvme_core.io_timeout`); what has not come by then will not.
 STALL_S = 30.0
+#: What a put has found room for, but of which nothing was copied this long after the deadline, is given up.
+_PUT_GRACE_S = 1.0
 
 _PUT_COUNTS: dict[type[Any], str] = {Stored: "stored", Present: "present", Busy: "busy", Rejected: "rejected"}
 _GET_COUNTS: dict[type[Any], str] = {
@@ -145,13 +147,14 @@ class Mover:
 
     def _expire(self, now_s: float) -> None:
         for transfer, progress in self._active.items():
-            if transfer.kind is TransferKind.PUT:
-                continue
             if transfer.done_blocks != progress.done_blocks:
                 progress.done_blocks, progress.at_s = transfer.done_blocks, now_s
+            put = transfer.kind is TransferKind.PUT
             late = transfer.deadline_s is not None and now_s >= transfer.deadline_s
+            if late and put:  # the deadline is for room: what has found room by then is copied, unless nothing moves
+                late = now_s - max(progress.at_s, transfer.deadline_s or 0.0) >= _PUT_GRACE_S
             if late or now_s - progress.at_s >= STALL_S:
-                transfer.give_up(Expired())
+                transfer.give_up(Busy() if put else Expired())
 
     def _reap(self) -> None:
         for transfer in [one for one in self._active if one.done]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from functools import partial
+from itertools import islice
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from kvterrace.engine.transfers import Transfer, TransferKind
 from kvterrace.format.record import PAGE_NBYTES
 from kvterrace.health.breaker import Fault, fault_of
 from kvterrace.io.base import IoClass, IoKind, IoRequest, IoResult
-from kvterrace.types import Busy, DeviceFailed, GetOutcome, Hit, Miss, Tier
+from kvterrace.types import Busy, Corrupt, DeviceFailed, GetOutcome, Hit, Miss, Stale, Tier
 
 __all__ = ["Reader"]
 
@@ -31,8 +32,14 @@ _log = logging.getLogger(__name__)
 _MERGE_NBYTES = (4 << 20) + (64 << 10)
 #: Blocks that one call on a worker thread copies.
 _COPY_BLOCKS = 8
+#: Wants that are first tried for slots at once; twice as many each time that all of them got one. So one round looks at
+#: few more than it can serve, however many wait.
+_FIRST_WANTS = 8
 #: Prefetch reads that the drive is given at once; the others wait here, where a demand read can still overtake them.
 _PREFETCH_NBYTES = 16 << 20
+
+#: Plain: comparing what NumPy holds with an enum member takes many times as long.
+_EMPTY, _READING, _READY = int(DramState.EMPTY), int(DramState.READING), int(DramState.READY)
 
 
 class Reader:
@@ -96,17 +103,19 @@ class Reader:
             landings: list[Landing] = []
             copies: list[Want] = []
             requests: list[IoRequest] = []
+            at_once = _FIRST_WANTS
             while queue:
                 want = queue[0]
                 if not want.transfer.is_open(want.index):
                     self._answer(want, Busy())
-                elif self._core.ledger.table.state[want.block] != DramState.EMPTY or self._is_gone(want):
+                elif self._core.ledger.table.state[want.block] != _EMPTY or self._is_gone(want):
                     self._route(want, copies)
                 elif want.transfer.layers is not None:
                     if not self._land_layers(want, requests):
                         break
                 else:
-                    batch = self._slotless(queue)
+                    batch = self._slotless(queue, at_once)
+                    at_once *= 2
                     ids = np.array([one.block for one in batch], np.int32)
                     demand = io_class is IoClass.DEMAND
                     got = self._core.ledger.reserve_all(ids, DramState.READING, last_copies=demand)
@@ -131,18 +140,20 @@ class Reader:
             ):
                 self._answer(queue.popleft(), Busy())
 
-    def _slotless(self, queue: deque[Want]) -> list[Want]:
-        """The wants at the head of `queue` that all need a slot of one size, no two for the same block."""
+    def _slotless(self, queue: deque[Want], limit: int) -> list[Want]:
+        """The wants at the head of `queue`, up to `limit`, that all need a slot of one size, no two for the same
+        block.
+        """
         core, table = self._core, self._core.ledger.table
         batch: list[Want] = []
         blocks: set[int] = set()
         namespace = core.entry_of(queue[0].block)
-        for want in queue:
+        for want in islice(queue, limit):
             if (
                 want.block in blocks
                 or want.transfer.layers is not None
                 or not want.transfer.is_open(want.index)
-                or table.state[want.block] != DramState.EMPTY
+                or table.state[want.block] != _EMPTY
                 or self._is_gone(want)
                 or core.entry_of(want.block) is not namespace
             ):
@@ -177,22 +188,22 @@ class Reader:
         """Send a held want where its block is at this moment."""
         table = self._core.ledger.table
         prefetch = want.transfer.kind is TransferKind.PREFETCH
-        match DramState(int(table.state[want.block])):
-            case DramState.READY if prefetch:
+        state = int(table.state[want.block])
+        if state == _READY:
+            if prefetch:
                 self._answer(want, Hit(Tier.DRAM))
-            case DramState.READY:
+            else:
                 copies.append(want)
-            case DramState.READING:
-                self._shared[want.block].append(want)
-                if not prefetch:
-                    self._promote(want.block)
-            case DramState.EMPTY if not self._is_gone(want):
-                if self.gate is not None and self.gate.is_open:
-                    self._waiting[prefetch].append(want)
-                else:
-                    self._answer(want, self._stopped())
-            case DramState.EMPTY | DramState.FILLING:
-                self._answer(want, Miss())
+        elif state == _READING:
+            self._shared[want.block].append(want)
+            if not prefetch:
+                self._promote(want.block)
+        elif state != _EMPTY or self._is_gone(want):  # a put is filling it, or it has no copy
+            self._answer(want, Miss())
+        elif self.gate is not None and self.gate.is_open:
+            self._waiting[prefetch].append(want)
+        else:
+            self._answer(want, self._stopped())
 
     # -- from DRAM -----------------------------------------------------------------------------------------------------
 
@@ -348,9 +359,9 @@ class Reader:
 
     def _land_layers(self, want: Want, requests: list[IoRequest]) -> bool:
         """Read the header and the parts of the wanted layers into staging; False if there is no room for it now."""
-        core, ledger = self._core, self._core.ledger
+        core, ledger, gate = self._core, self._core.ledger, self.gate
         entry, layers = core.entry_of(want.block), want.transfer.layers
-        assert layers is not None and core.files is not None and entry.namespace is not None
+        assert layers is not None and core.files is not None and entry.namespace is not None and gate is not None
         layout = entry.namespace.layout
         parts = range(layers.start * layout.parts_per_layer, layers.stop * layout.parts_per_layer)
         header_nbytes = entry.geometry.header_nbytes
@@ -366,6 +377,8 @@ class Reader:
 
         def on_result(result: IoResult) -> None:
             landing.segment.readers -= 1
+            if result.request.kind is IoKind.READ:
+                gate.ended(result)
             core.stats.ssd_read_nbytes += result.nbytes
             results.append(result)
             if len(results) == 2:
@@ -373,17 +386,22 @@ class Reader:
                 core.engine.submit([call])
 
         def finish(_: IoResult) -> None:
-            for result in results:
-                if not result.complete:
-                    landing.outcome = device_failed(landing.where, result)
-                    return
-            verify(landing, memory[header_nbytes:], first)
+            failed = [result for result in results if not result.complete]
+            if failed:
+                landing.outcome = device_failed(landing.where, failed[0])
+            elif any(result.request.kind is not IoKind.READ for result in results):
+                landing.outcome = self._stopped()
+            else:
+                verify(landing, memory[header_nbytes:], first)
 
         def on_finished(_: IoResult) -> None:
             ledger.dram.allocator.free(staging)
             outcome = landing.outcome
             assert outcome is not None, "a read ended without a verdict"
-            if not isinstance(outcome, Hit):
+            # as for whole blocks: a copy is given up if the place is to blame, not the drive, nor the gate
+            if isinstance(outcome, Corrupt | Stale) or any(
+                fault_of(result.error) is Fault.MEDIA for result in results if not result.complete
+            ):
                 self._discard(landing, outcome)
             self._answer(want, landing.fault or outcome)
 
@@ -394,7 +412,10 @@ class Reader:
         ):
             core.stats.ssd_read_requests += 1
             landing.segment.readers += 1
-            requests.append(IoRequest(IoKind.READ, IoClass.DEMAND, file, at, [piece], tag=on_result))
+            request = IoRequest(IoKind.READ, IoClass.DEMAND, file, at, [piece], tag=on_result)
+            if not gate.admit(request):
+                request = IoRequest(IoKind.CALL, IoClass.DEMAND, tag=on_result)  # the drive is not asked
+            requests.append(request)
         return True
 
     # -- ends ----------------------------------------------------------------------------------------------------------

@@ -40,11 +40,13 @@ class Descriptors:
             self._open.move_to_end(file)
             surplus = list(self._open)[: len(self._open) - self.most] if len(self._open) > self.most else []
         for other in surplus:
-            if other is not file and other.park():
-                self.gone(other)
+            if other is not file:
+                other.park()
 
     def gone(self, file: PosixFile) -> None:
-        """`file` has no descriptor any more."""
+        """`file` has no descriptor any more. Called where it cannot get a new one meanwhile: under its lock, or
+        after its `close`.
+        """
         with self._lock:
             self._open.pop(file, None)
 
@@ -103,6 +105,7 @@ class PosixFile:
             if self._users == 0 and self._fd >= 0:
                 os.close(self._fd)
                 self._fd = -1
+                self._descriptors.gone(self)
             return self._fd < 0
 
     def close(self) -> None:

@@ -2,7 +2,9 @@
 
 Order: a free thread takes the waiting request of the smallest `IoClass`, first come first served within a class. With
 two threads or more, one of them takes DEMAND only: otherwise a flood of slow DEMOTION writes could hold every thread,
-and a demand read would wait for a write that started before it.
+and a demand read would wait for a write that started before it. Then two more threads take nothing but CALLs of class
+DEMAND and PREFETCH, which are copies in memory: these go on while a drive that hangs holds every other thread. Threads
+that are free help with copies, after the I/O of the same class.
 
 Where the file system refuses O_DIRECT, a file is read and written through the page cache. One warning names the folder;
 after each read and each SYNC the kernel is told to drop the pages (POSIX_FADV_DONTNEED), since the store budgets DRAM.
@@ -36,6 +38,8 @@ _IOV_MAX = 1024
 _JOIN_S = 1.0
 #: Longest single wait: `Condition.wait` refuses infinity.
 _WAIT_S = 3600.0
+#: Threads that copy only.
+_COPY_THREADS = 2
 
 
 class PosixEngine:
@@ -52,9 +56,12 @@ class PosixEngine:
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         self._demand_work = threading.Condition(self._lock)
+        self._copy_work = threading.Condition(self._lock)
         self._done = threading.Condition(self._lock)
         self._idle = threading.Condition(self._lock)
         self._queues: tuple[deque[IoRequest], ...] = tuple(deque() for _ in IoClass)
+        #: Copies of class DEMAND and PREFETCH; not used by a single thread, which keeps to the order they came in.
+        self._copies: tuple[deque[IoRequest], ...] = (deque(), deque()) if threads > 1 else ()
         self._results: deque[IoResult] = deque()
         self._unfinished = 0  # queued or running
         self._in_flight = 0  # those, and the results not yet polled
@@ -65,15 +72,17 @@ class PosixEngine:
         self._files: set[PosixFile] = set()
         self._descriptors = Descriptors()
         self._buffered_folders: set[Path] = set()
-        reserved = 1 if threads > 1 else 0
+        every = self._queues
+        jobs: list[tuple[str, Sequence[deque[IoRequest]], threading.Condition]] = []
+        if self._copies:
+            every = (self._queues[0], self._copies[0], self._queues[1], self._copies[1], *self._queues[2:])
+            jobs = [("demand", every[:2], self._demand_work)]
+            jobs += [(f"copy{number}", self._copies, self._copy_work) for number in range(_COPY_THREADS)]
+            threads -= 1
+        jobs += [(str(number), every, self._work) for number in range(threads)]
         self._threads = [
-            threading.Thread(
-                target=self._run,
-                args=(self._queues[:1], self._demand_work) if number < reserved else (self._queues, self._work),
-                name=f"kvterrace-{name}-{'demand' if number < reserved else number}",
-                daemon=True,
-            )
-            for number in range(threads)
+            threading.Thread(target=self._run, args=(queues, work), name=f"kvterrace-{name}-{job}", daemon=True)
+            for job, queues, work in jobs
         ]
         for thread in self._threads:
             thread.start()
@@ -84,12 +93,19 @@ class PosixEngine:
         with self._lock:
             if self._closed:
                 raise StoreClosedError(f"I/O engine {self.name} was closed; open the store again")
+            copies = 0
             for request in requests:
-                self._queues[request.io_class].append(request)
+                if request.kind is IoKind.CALL and request.io_class < len(self._copies):
+                    self._copies[request.io_class].append(request)
+                    copies += 1
+                else:
+                    self._queues[request.io_class].append(request)
             self._unfinished += len(requests)
             self._in_flight += len(requests)
             self._work.notify(len(requests))
-            if self._queues[IoClass.DEMAND]:
+            if copies:
+                self._copy_work.notify(copies)
+            if self._queues[IoClass.DEMAND] or (copies and self._copies[IoClass.DEMAND]):
                 self._demand_work.notify()
 
     def poll(self, timeout_s: float) -> list[IoResult]:
@@ -138,7 +154,7 @@ class PosixEngine:
             ended = not self._unfinished
             self._stopped = True
             files = list(self._files) if ended else []
-            for condition in (self._work, self._demand_work, self._done):
+            for condition in (self._work, self._demand_work, self._copy_work, self._done):
                 condition.notify_all()
         if not ended:
             _log.warning("%s: I/O hangs after %.1f s; its threads and buffers are left behind", self.name, timeout_s)

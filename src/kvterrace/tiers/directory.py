@@ -25,6 +25,8 @@ from kvterrace.keys import Namespace
 
 __all__ = ["StoreDirectory"]
 
+#: Most descriptions of namespaces that one opened store writes: tenants come and go without end.
+_DESCRIPTIONS = 1024
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 #: What may lie in a folder that becomes a store: half-made files of one that was being made.
 _HALF_MADE = re.compile(r"lost\+found|\.store\.json\.\d+")
@@ -64,11 +66,19 @@ class StoreDirectory:
                 f"cannot use {root} as a store: {error.strerror or error}; choose a folder that you can write to"
             ) from error
 
-    def describe(self, namespace: Namespace) -> None:
-        """Write down what a namespace stands for, once. A failure is ignored: nothing but tools reads it."""
-        if namespace.digest in self._described:
-            return
+    def claim_description(self, namespace: Namespace) -> bool:
+        """Whether the caller is to call `describe`: True once for each namespace, and for the first 1,024 only. Does
+        no I/O. Not thread-safe.
+        """
+        if namespace.digest in self._described or len(self._described) >= _DESCRIPTIONS:
+            return False
         self._described.add(namespace.digest)
+        return True
+
+    def describe(self, namespace: Namespace) -> None:
+        """Write down what a namespace stands for, unless that is there. Blocks on the file system. A failure is
+        ignored: nothing but tools reads it.
+        """
         path = self.root / "namespaces" / f"{namespace.digest.hex()}.json"
         with contextlib.suppress(OSError):
             if not path.exists():
