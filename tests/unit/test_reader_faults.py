@@ -43,7 +43,9 @@ def test_a_block_whose_copy_is_lost_while_it_lands_is_written_again(box: Box) ->
     cold(box, [1])
     box.faults.add(Fail(errno.EIO), IoKind.READ, nth=1)
     layered, whole = Get(box.store, chain, layers=LAYER), Get(box.store, chain)
-    box.rest()
+    box.wait(layered.transfer)  # event by event: the copy is given up before the other read has landed
+    assert not whole.transfer.done
+    box.wait(whole.transfer)
     assert (kinds(layered.transfer.outcomes), whole.transfer.outcomes) == (["DeviceFailed"], [Hit(Tier.SSD)])
     whole.check()
     assert box.store._core.ledger.dirty.nbytes == SMALL_NBYTES
