@@ -16,6 +16,8 @@ from tests.crash.kit import MiB, all_hits, chain_of, checked, child, ended, open
 from kvterrace import Hit
 
 _ROUNDS = int(os.environ.get("KVTERRACE_KILL_ROUNDS", "25"))
+#: Room for all that so many rounds put, so that nothing is missing because it made room for others.
+_ROOM = 256 * MiB * -(-_ROUNDS // 25)
 
 
 def _said(out: str, word: str) -> list[int]:
@@ -29,7 +31,7 @@ def test_killed_while_it_puts_and_flushes(tmp_path: Path) -> None:
     first = 0
     durable: set[int] = set()
     for turn in range(_ROUNDS):
-        process = child("loop", tmp_path / "kv", 256 * MiB, first)
+        process = child("loop", tmp_path / "kv", _ROOM, first)
         assert process.stdout is not None and process.stdout.readline() == "open\n", ended(process)
         time.sleep(rng.uniform(0.0, 0.3))
         process.kill()
@@ -38,7 +40,7 @@ def test_killed_while_it_puts_and_flushes(tmp_path: Path) -> None:
         flushed = _said(out, "flushed")
         tried = max(_said(out, "put"), default=first - 1) + 1
         durable.update(range(first, max(flushed, default=first - 1) + 1))
-        with opened(tmp_path / "kv", ssd_bytes=256 * MiB) as store:
+        with opened(tmp_path / "kv", ssd_bytes=_ROOM) as store:
             for number in range(first if turn < _ROUNDS - 1 else 0, tried + 1):
                 chain = chain_of(number, 1 + number % 7)
                 outcomes = checked(store, chain)
