@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,12 +15,16 @@ from kvterrace.engine.tree import Run, RunTree
 __all__ = ["DirtyRuns", "WriteBatch", "WritePolicy"]
 
 
+#: A run in use all the time is written this many times `WritePolicy.after_s` after it first held something to write.
+_MOST_WAITS = 10
+
+
 @dataclass(frozen=True, slots=True)
 class WritePolicy:
     """When idle blocks that have no copy below are written.
 
     Attributes:
-        after_s: behind: once a run has been idle this long.
+        after_s: behind: once a run has been idle this long, or was in use for ten times as long.
         dirty_fraction: sooner, once this share of the arena has no copy below.
         batch_nbytes: at most this much in one sequential write.
     """
@@ -57,6 +61,7 @@ class DirtyRuns:
         self._doomed = doomed
         #: When each run, by number, first held a block without a copy below; oldest first.
         self.since_s: dict[int, float] = {}
+        self._first_s: dict[int, float] = {}  # for each in `since_s`: the same, whether or not it was used since
         #: Bytes of all such blocks.
         self.nbytes = 0
         #: Whether the last `choose` found something to write for which the segment had no room.
@@ -65,7 +70,8 @@ class DirtyRuns:
     def add(self, block: int, now_s: float) -> None:
         """`block` is ready and has no copy below."""
         run = self._tree.run(int(self._table.run[block]))
-        self.since_s.setdefault(run.number, now_s)
+        if run.number not in self.since_s:
+            self.since_s[run.number] = self._first_s[run.number] = now_s
         self.nbytes += self._slot_nbytes[run.namespace]
 
     def split(self, head: Run, tail: Run) -> None:
@@ -73,13 +79,21 @@ class DirtyRuns:
         since_s = self.since_s.get(head.number)
         if since_s is not None:
             self.since_s[tail.number] = since_s
+            self._first_s[tail.number] = self._first_s[head.number]
             self.settle(head)
             self.settle(tail)
 
     def settle(self, run: Run) -> None:
         """Take `run` off the list if nothing of it waits or is under way."""
         if run.number in self.since_s and not self._dirty(run.ids).any():
-            del self.since_s[run.number]
+            del self.since_s[run.number], self._first_s[run.number]
+
+    def hurry(self, ids: Ids) -> None:
+        """Write the runs of these blocks next, used or not."""
+        first = {number: float("-inf") for number in self._table.run[ids].tolist() if number in self.since_s}
+        if first:
+            self._first_s.update(first)
+            self.since_s = first | {number: at_s for number, at_s in self.since_s.items() if number not in first}
 
     def _dirty(self, ids: Ids) -> npt.NDArray[np.bool_]:
         table = self._table
@@ -106,6 +120,14 @@ class DirtyRuns:
         put_seqs = self._table.put_seq
         return any((put_seqs[self._wanted(self._tree.run(number))] < put_seq).any() for number in self.since_s)
 
+    def _in_order(self, run: Run, taken: set[int]) -> Iterator[int]:
+        """What waits of `run`, behind what waits of the runs that it hangs on: without them it is worth nothing after a
+        crash.
+        """
+        for one in reversed(self._tree.lineage(run)):
+            if one.number in self.since_s:
+                yield from (block for block in self._waiting(one).tolist() if block not in taken)
+
     def choose(self, space: SegmentSpace, writes: WritePolicy, now_s: float, *, pressed: bool) -> WriteBatch | None:
         """Blocks to write now, placed one behind the other in the open segment; None if none is due or none is open."""
         segment = space.open
@@ -113,18 +135,20 @@ class DirtyRuns:
         if segment is None:
             return None
         chosen: list[int] = []
+        taken: set[int] = set()
         offset = nbytes = 0
         for number, since_s in list(self.since_s.items()):
             run = self._tree.run(number)
             if not pressed and since_s + writes.after_s > now_s:
                 break  # and so for all behind it, or nearly so
             used_s = float(self._tree.used_s[number])
-            if not pressed and used_s + writes.after_s > now_s:
+            limit_s = self._first_s[number] + _MOST_WAITS * writes.after_s
+            if not pressed and used_s + writes.after_s > now_s and limit_s > now_s:
                 del self.since_s[number]  # used since: to be looked at again when it may be idle
-                self.since_s[number] = used_s
+                self.since_s[number] = min(used_s, limit_s - writes.after_s)
                 continue
             record_nbytes = self._slot_nbytes[run.namespace]
-            for block in self._waiting(run).tolist():
+            for block in self._in_order(run, taken):
                 if chosen and nbytes + record_nbytes > writes.batch_nbytes:
                     break
                 if not space.fits(segment, record_nbytes, run.namespace):
@@ -134,7 +158,9 @@ class DirtyRuns:
                 offset = offset or at
                 nbytes += record_nbytes
                 chosen.append(block)
+                taken.add(block)
             else:
+                self._first_s[number] = max(self._first_s[number], now_s)
                 continue
             break
         return WriteBatch(segment, offset, np.array(chosen, np.int32), nbytes) if chosen else None

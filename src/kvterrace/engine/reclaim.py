@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
-from kvterrace.engine.blocks import DramState, Ids
+from kvterrace.engine.blocks import NOWHERE, DramState, Ids
 from kvterrace.engine.ledger import Ledger
 from kvterrace.engine.space import Segment, SegmentState
 from kvterrace.format.record import tombstone_nbytes_for
 from kvterrace.format.segment import TOMBSTONE_DTYPE
 
-__all__ = ["CARRY_SHARE", "choose", "give_up"]
+__all__ = ["CARRY_SHARE", "choose", "give_up", "holds_up"]
 
 #: At most this share of a segment's records survives it (more would wear the drive for little room), and all active KV.
 CARRY_SHARE = 0.25
@@ -29,7 +30,9 @@ _KEPT_SHARE = 0.5
 _AGE_STEPS = 16
 
 
-def choose(ledger: Ledger, now_s: float, *, only: Segment | None = None) -> tuple[Segment, Ids] | None:
+def choose(
+    ledger: Ledger, now_s: float, *, only: Callable[[Segment], bool] | None = None
+) -> tuple[Segment, Ids] | None:
     """The sealed segment that is worth least, and its blocks that are worth carrying over; None if all are in use.
 
     The oldest goes first, by the mean age of what lives in it, and the sooner the less of it lives. Of segments about
@@ -38,7 +41,7 @@ def choose(ledger: Ledger, now_s: float, *, only: Segment | None = None) -> tupl
 
     Carried over is what was used more recently than the average block of the tier, the youngest first, into DRAM; what
     is there already counts, too. What hangs on a block was never used later than the block itself, so a prefix of
-    something warm is warm; active KV always goes along. `only`: this segment, or none.
+    something warm is warm; active KV always goes along. `only`: which segments may go; None: any.
     """
     assert ledger.space is not None
     table, used_s = ledger.table, ledger.tree.used_s
@@ -59,7 +62,7 @@ def choose(ledger: Ledger, now_s: float, *, only: Segment | None = None) -> tupl
         youth = -round(_AGE_STEPS * math.log2(age_s + 1e-9))
         candidates.append((active > 0, youth, segment.number, ids))
     if only is not None:
-        candidates = [one for one in candidates if one[2] == only.number]
+        candidates = [one for one in candidates if only(ledger.space.segments[one[2]])]
     if not candidates:
         return None
     first = min(one[:2] for one in candidates)
@@ -126,15 +129,33 @@ class _Stakes:
         return total
 
 
-def give_up(ledger: Ledger, segment: Segment, carried: Ids, now_s: float) -> None:
+def holds_up(ledger: Ledger, segment: Segment, block: int) -> bool:
+    """Whether something hangs on `block` that would outlive `segment`: the block must not be lost with it."""
+    table, run = ledger.table, ledger.run_of(block)
+    at = int(np.flatnonzero(run.ids == block)[0])
+    todo, ids = list(run.children or ()), run.ids[at + 1 :]
+    while True:
+        elsewhere = (table.segment[ids] != NOWHERE) & (table.segment[ids] != segment.number)
+        if (elsewhere | ((table.state[ids] != DramState.EMPTY) & ~table.spent[ids])).any():
+            return True
+        if not todo:
+            return False
+        child = todo.pop()
+        todo.extend(child.children or ())
+        ids = child.ids
+
+
+def give_up(ledger: Ledger, segment: Segment, carried: Ids, now_s: float) -> Ids:
     """The copies in `segment` count no longer. What is `carried`, and in DRAM by now, is written anew; what DRAM holds
     besides stays there as long as it can; the rest is dropped, with all below it.
 
-    None of its blocks may be in use. The segment keeps its share of the capacity until its file is gone.
+    Returns what is to be written anew. None of its blocks may be in use. The segment keeps its share of the capacity
+    until its file is gone.
     """
     table = ledger.table
     ids = segment.live_ids(table)
     anew = np.isin(ids, carried) | (table.pins[ids] > 0)
+    kept: list[int] = []
     for block, again in zip(ids.tolist(), anew.tolist(), strict=True):
         if table.segment[block] != segment.number:
             continue  # gone with one that it hung on
@@ -142,5 +163,7 @@ def give_up(ledger: Ledger, segment: Segment, carried: Ids, now_s: float) -> Non
             ledger.forget(block)
         elif again:
             ledger.lost(block, now_s)
+            kept.append(block)
         else:
             ledger.spend(block)
+    return np.array([block for block in kept if table.state[block] == DramState.READY], np.int32)

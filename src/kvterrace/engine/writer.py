@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import logging
 from collections.abc import Callable
 from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 
 from kvterrace.engine import reclaim
-from kvterrace.engine.blocks import DramState, Ids
+from kvterrace.engine.blocks import NOWHERE, DramState, Ids
 from kvterrace.engine.core import Core
 from kvterrace.engine.dirty import WriteBatch
 from kvterrace.engine.reader import Reader
@@ -29,7 +31,7 @@ from kvterrace.format.segment import TOMBSTONE_DTYPE
 from kvterrace.io.base import IoClass, IoFile, IoKind, IoRequest, IoResult
 from kvterrace.keys import KEY_NBYTES
 from kvterrace.tiers.segments import NewFile
-from kvterrace.types import Hit
+from kvterrace.types import DeviceFailed, Expired, Hit
 
 __all__ = ["Writer"]
 
@@ -37,10 +39,18 @@ _log = logging.getLogger(__name__)
 
 #: Write batches in flight at once: one being written, one queued behind it.
 _DEPTH = 2
-#: After a failed write the SSD tier takes none for this long; reads go on.
+#: After as many failed writes as `_FAILURES`, or one that says that the drive takes none, the SSD tier takes none for
+#: this long; reads go on.
 _PAUSE_S = 5.0
+#: Failures in a row after which writing pauses. One bad place is not met twice: what failed goes into a new segment.
+_FAILURES = 3
+#: Errors that say that the drive takes no writes at all.
+_NO_WRITES = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EROFS))
 #: Where every segment is in use, this long until they are looked at again.
 _RECLAIM_AGAIN_S = 0.02
+#: Reclaims called off in a row because DRAM had no room for what must not be lost, until one goes on without it: else
+#: a full DRAM tier and a full drive would wait for each other for ever.
+_CALL_OFFS = 12
 #: A failure this long after the one before it is a new episode, and worth a new warning.
 _EPISODE_S = 60.0
 #: Keys of one tombstone record.
@@ -62,14 +72,21 @@ class Writer:
         self._carry: Transfer | None = None
         self._moved: list[bool] | None = None  # tombstones of the segment being reclaimed are on their way elsewhere
         self._moved_syncs: int | None = None
+        self._anew: tuple[Ids, npt.NDArray[np.int64]] | None = None  # given up, now to be written again: ids, put_seq
+        self._anew_syncs: tuple[list[bool], int] | None = None
+        self._avoided: set[int] = set()  # segments of which reclaim was called off since one succeeded
+        self._called_off = 0
         self._carried: Ids = np.zeros(0, np.int32)
         self._removing = 0
         self._tombstones: list[tuple[bytes, bytes, int]] = []  # namespace digest, key, put-sequence
         self._burying: dict[int, int] = {}  # put-sequence -> tombstone records of it in flight
-        self._unsynced: dict[int, int] = {  # segment -> count of writes when it was last written; synced leaves
-            number: 0 for number, one in self._space.segments.items() if one.records
+        # segment -> count of writes when it was last written; synced leaves. A footer found at open says: synced
+        scanned = self._files._recovered  # noqa: SLF001
+        self._unsynced: dict[int, int] = {
+            number: 0 for number, one in self._space.segments.items() if one.records and number in scanned
         }
         self._writes = 0
+        self._failures = {True: 0, False: 0}  # in a row; by whether of SYNCs
         self._resume_s = 0.0
         self._reclaim_again_s = 0.0
         self._quiet_until_s = float("-inf")
@@ -110,9 +127,13 @@ class Writer:
     def _on_synced(self, number: int, writes: int, on_end: Callable[[bool], None], result: IoResult) -> None:
         segment = self._space.segments.get(number)
         gone = segment is None or segment.state in (SegmentState.RECLAIMING, SegmentState.STUCK)
-        if result.complete and self._unsynced.get(number) == writes:
-            del self._unsynced[number]
-        elif not result.complete and segment is not None and not gone:
+        if segment is self._reclaiming and self._anew is None:
+            gone = segment is None  # reclaim may be called off yet
+        if result.complete:
+            self._failures[True] = 0
+            if self._unsynced.get(number) == writes:
+                del self._unsynced[number]
+        elif segment is not None and not gone:
             self._not_durable(segment, result)
         on_end(result.complete or gone)
 
@@ -123,11 +144,14 @@ class Writer:
         ids = segment.live_ids(ledger.table)
         for block in ids[ledger.table.state[ids] == DramState.READY].tolist():
             ledger.lost(block, now_s)
+        waiting = set(self._tombstones)
+        self._tombstones.extend(one for one in segment.tombstones if one not in waiting)
         self._unsynced.pop(segment.number, None)
-        self._failed(segment, _why(result))
+        self._failed(segment, result)
 
     def _wrote(self, segment: Segment) -> None:
         self._writes += 1
+        self._failures[False] = 0
         self._unsynced[segment.number] = self._writes
 
     @property
@@ -194,7 +218,8 @@ class Writer:
                 core.ledger.written(batch)
             else:
                 core.ledger.write_failed(batch)
-                self._failed(batch.segment, _why(result))
+                core.ledger.dirty.hurry(batch.ids)
+                self._failed(batch.segment, result)
 
         self._batches += 1
         core.stats.ssd_write_requests += 1
@@ -244,28 +269,34 @@ class Writer:
                 self._wrote(segment)
             else:
                 self._tombstones.extend(some)
-                self._failed(segment, _why(result))
+                self._failed(segment, result)
 
         file = self._files.file(segment.number)
         core.engine.submit([IoRequest(IoKind.WRITE, IoClass.DEMOTION, file, offset, [memory], tag=on_result)])
 
-    def _failed(self, segment: Segment, reason: str) -> None:
-        """A write did not succeed: take none for a while, and never again into this segment. Warned of once in
-        each episode.
+    def _failed(self, segment: Segment, result: IoResult) -> None:
+        """A write did not succeed: never write into this segment again, and none at all for a while if the drive takes
+        none. Warned of once in each episode.
         """
+        sync = result.request.kind is IoKind.SYNC
+        self._failures[sync] += 1
+        fault = result.error or result.crash
+        full = isinstance(fault, OSError) and fault.errno in _NO_WRITES
+        pauses = full or self._failures[sync] >= _FAILURES
         ledger = self._core.ledger
         self._core.stats.ssd_write_failures += 1
         now_s = self._core.clock.monotonic_s()
         if now_s >= self._quiet_until_s:
             _log.warning(
-                "writing to %s failed: %s; tried again every %.0f s, reads go on",
+                "writing to %s failed: %s; tried again %s, reads go on",
                 self._files.folder,
-                reason,
-                _PAUSE_S,
+                _why(result),
+                f"every {_PAUSE_S:.0f} s" if pauses else "elsewhere",
             )
         self._quiet_until_s = now_s + _EPISODE_S
-        self._resume_s = now_s + _PAUSE_S
-        ledger.can_write = False
+        if pauses:
+            self._resume_s = now_s + _PAUSE_S
+            ledger.can_write = False
         if segment is self._space.open:
             self._close_open()
 
@@ -294,14 +325,14 @@ class Writer:
                 self._space.open = segment
             else:
                 segment.state = SegmentState.SEALED  # empty: the next to be reclaimed
-                self._failed(segment, _why(result))
+                self._failed(segment, result)
 
         def on_created(result: IoResult) -> None:
             if result.crash is not None:
                 del self._space.segments[segment.number]
                 if isinstance(result.crash, FileExistsError):
                     return  # something lies there that is no segment of ours: the next number will do
-                self._failed(segment, _why(result))
+                self._failed(segment, result)
                 return
             assert isinstance(result.value, NewFile)
             file, nonce, page = result.value.file, result.value.nonce, result.value.page
@@ -359,12 +390,13 @@ class Writer:
             segment.state = SegmentState.SEALED
             self._files.sealed(number)
             if fine:
+                self._failures[True] = 0
                 segment.file_nbytes = end
                 self._unsynced.pop(number, None)
             elif result.request.kind is IoKind.SYNC:
                 self._not_durable(segment, result)
             else:
-                self._failed(segment, _why(result))
+                self._failed(segment, result)
 
         on_result(IoResult(steps[0]))
 
@@ -383,48 +415,124 @@ class Writer:
             return
         if now_s < self._reclaim_again_s:
             return
+        if self._reader.gate is not None and not self._reader.gate.is_open:
+            return  # what is worth keeping could not be read
         ledger = self._core.ledger
-        found = reclaim.choose(ledger, now_s)
-        if found is not None and self._kills_older(found[0]) and not self._can_open:
-            # its tombstones have to be written elsewhere first, for which there is no room: the oldest has none to keep
-            found = reclaim.choose(ledger, now_s, only=self._space.segments[min(self._space.segments)]) or found
+        found = reclaim.choose(ledger, now_s, only=lambda one: self._may_go(one) and one.number not in self._avoided)
+        if found is None:
+            self._avoided.clear()
+            found = reclaim.choose(ledger, now_s, only=self._may_go)
         if found is None:
             self._reclaim_again_s = now_s + _RECLAIM_AGAIN_S
             return
-        self._reclaiming, carry = found
+        segment, carry = found
         fits = [ledger.geometry_of(block).record_nbytes <= self._space.max_record_nbytes for block in carry.tolist()]
         carry = carry[np.array(fits, bool)]  # larger ones are from a store with larger segments
-        self._reclaiming.state = SegmentState.RECLAIMING
+        if self._called_off:  # there is little room in DRAM: only for what others need
+            pinned = ledger.table.pins[carry] > 0
+            needed = [reclaim.holds_up(ledger, segment, block) for block in carry.tolist()]
+            carry = carry[pinned | np.array(needed, bool)]
+        self._reclaiming = segment
+        segment.state = SegmentState.RECLAIMING
         self._carried = carry
         self._carry = self._reader.bring(carry, now_s)
+
+    def _may_go(self, segment: Segment) -> bool:
+        """Whether the tombstones of `segment`, if they are still needed, could be written elsewhere first."""
+        return self._can_open or not self._kills_older(segment)
+
+    def _end_reclaim(self) -> None:
+        self._reclaiming = self._carry = self._moved = self._moved_syncs = self._anew = self._anew_syncs = None
+
+    def _call_off(self, segment: Segment) -> None:
+        """What `segment` holds stays where it is, for now."""
+        segment.state = SegmentState.SEALED
+        self._avoided.add(segment.number)
+        self._end_reclaim()
 
     def _finish_reclaim(self, now_s: float) -> None:
         segment, carry, ledger = self._reclaiming, self._carry, self._core.ledger
         if segment is None or carry is None:
             return
         if self.closing:
-            segment.state = SegmentState.SEALED  # what it holds stays where it is
-            self._reclaiming = None
-        if self._reclaiming is None or not carry.done:
+            self._call_off(segment)
+            return
+        if self._anew is not None:
+            if self._written_anew():
+                self._end_reclaim()
+                self._remove(segment)
+            return
+        if not carry.done:
             return
         live = segment.live_ids(ledger.table)
         if segment.readers or (ledger.table.users[live] > 0).any():
             return
-        if (ledger.table.pins[live] > 0)[ledger.table.state[live] == DramState.EMPTY].any():
-            segment.state = SegmentState.SEALED  # active KV found no room in DRAM: this segment stays for now
-            self._reclaiming = None
+        missing = ledger.table.state[live] == DramState.EMPTY
+        if (ledger.table.pins[live] > 0)[missing].any():
+            self._reclaim_again_s = now_s + _RECLAIM_AGAIN_S
+            self._call_off(segment)  # active KV found no room in DRAM: this segment stays for now
             return
-        if self._kills_older(segment):
-            self._tombstones.extend(segment.tombstones)
-            segment.tombstones = []
-            self._moved = []
-        if self._moved is not None and self._can_open and not self._buried(self._moved):
-            return  # what they kill is in older segments: the file goes once they are on the drive elsewhere
-        self._moved = self._reclaiming = None
+        missing &= np.isin(live, self._carried)
+        failed = any(isinstance(outcome, DeviceFailed | Expired) for outcome in carry.outcomes)
+        if (failed or self._called_off < _CALL_OFFS) and any(
+            reclaim.holds_up(ledger, segment, block) for block in live[missing].tolist()
+        ):
+            self._called_off += not failed
+            self._reclaim_again_s = now_s + (_PAUSE_S if failed else _RECLAIM_AGAIN_S)
+            self._call_off(segment)
+            return
+        if self._kills_older(segment) and not self._tombstones_moved(segment, now_s):
+            return
         self._core.stats.carried_blocks += sum(isinstance(outcome, Hit) for outcome in carry.outcomes)
         self._core.stats.reclaimed_segments += 1
-        reclaim.give_up(ledger, segment, self._carried, now_s)
-        self._remove(segment)
+        self._called_off = 0
+        self._avoided.clear()
+        anew = reclaim.give_up(ledger, segment, self._carried, now_s)
+        ledger.dirty.hurry(anew)
+        self._anew = anew, ledger.table.put_seq[anew]
+        if self._written_anew():
+            self._end_reclaim()
+            self._remove(segment)
+
+    def _written_anew(self) -> bool:
+        """Whether what was carried over is on the drive elsewhere, and synced, or cannot be before there is room. Until
+        then its old copies are what a crash leaves.
+        """
+        assert self._anew is not None
+        ledger = self._core.ledger
+        table, (ids, put_seq) = ledger.table, self._anew
+        if not len(ids) or not ledger.can_write or not self._can_open:
+            return True
+        waits = (table.put_seq[ids] == put_seq) & (table.run[ids] != NOWHERE) & (table.state[ids] == DramState.READY)
+        waits &= (table.segment[ids] == NOWHERE) & ~table.spent[ids] & ~ledger.doomed(ids)
+        if waits.any():
+            self._anew_syncs = None
+            return False
+        if self._anew_syncs is None:
+            ended: list[bool] = []
+            self._anew_syncs = ended, self.sync(ended.append)
+        ended, wanted = self._anew_syncs
+        if len(ended) < wanted:
+            return False
+        if not all(ended):
+            self._anew_syncs = None  # what the SYNC has lost waits again
+        return all(ended)
+
+    def _tombstones_moved(self, segment: Segment, now_s: float) -> bool:
+        """Whether the tombstones of `segment` are on the drive elsewhere: what they kill is in older segments, and must
+        not come back. Where they cannot be written, reclaim is called off.
+        """
+        if self._moved is None:
+            waiting = set(self._tombstones)
+            self._tombstones.extend(one for one in segment.tombstones if one not in waiting)
+            self._moved = []
+        if self._buried(self._moved):
+            return True
+        failed = self._moved_syncs is not None and len(self._moved) >= self._moved_syncs
+        if failed or (self._tombstones and not self._can_open):
+            self._reclaim_again_s = now_s + _RECLAIM_AGAIN_S
+            self._call_off(segment)
+        return False
 
     def _kills_older(self, segment: Segment) -> bool:
         return bool(segment.tombstones) and any(other < segment.number for other in self._space.segments)
@@ -434,17 +542,14 @@ class Writer:
         return self._space.open is not None or self._creating or self._space.room_for_segment()
 
     def _buried(self, ended: list[bool]) -> bool:
-        """Whether every tombstone is written and synced; `ended` collects the SYNCs, submitted by the first call that
-        finds all written.
+        """Whether every tombstone is written, and every SYNC since has succeeded; `ended` collects these, submitted by
+        the first call that finds all written.
         """
         if self._tombstones or self._burying:
             return False
         if self._moved_syncs is None:
             self._moved_syncs = self.sync(ended.append)
-        if len(ended) < self._moved_syncs:
-            return False
-        self._moved_syncs = None
-        return True
+        return len(ended) >= self._moved_syncs and all(ended)
 
     def _remove(self, segment: Segment) -> None:
         """Unlink the file of a segment that holds nothing any more; until that is done it counts towards the
