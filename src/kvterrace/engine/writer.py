@@ -81,7 +81,7 @@ class Writer:
         self._tombstones: list[tuple[bytes, bytes, int]] = []  # namespace digest, key, put-sequence
         self._burying: dict[int, int] = {}  # put-sequence -> tombstone records of it in flight
         # segment -> count of writes when it was last written; synced leaves. A footer found at open says: synced
-        scanned = self._files._recovered  # noqa: SLF001
+        scanned = self._files.scanned
         self._unsynced: dict[int, int] = {
             number: 0 for number, one in self._space.segments.items() if one.records and number in scanned
         }

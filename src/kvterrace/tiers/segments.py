@@ -131,6 +131,11 @@ class SegmentFiles:
         footer = self._recovered.get(number) or self.footers[number].build()
         return build_footer(footer, nonce=self._nonces[number], segment_id=number, data_end=data_end)
 
+    @property
+    def scanned(self) -> set[int]:
+        """Segments that were recovered without a footer to believe, and have none yet."""
+        return set(self._recovered)
+
     def sealed(self, number: int) -> None:
         """Segment `number` has its footer on the drive: what it was made of is not needed any more."""
         self.footers.pop(number, None)
