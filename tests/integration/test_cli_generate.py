@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from kvterrace.cli import main
+from kvterrace.cli import generate, main
 from kvterrace.store import open_store
 
 torch = pytest.importorskip("torch")
@@ -157,7 +157,6 @@ def test_a_model_that_does_not_load(run: Run, model: Path, tmp_path: Path) -> No
     damages: dict[str, Callable[[Path], object]] = {
         "no-weights": lambda folder: (folder / "model.safetensors").unlink(),
         "short-weights": lambda folder: os.truncate(folder / "model.safetensors", 1000),
-        "no-tokenizer": lambda folder: (folder / "tokenizer.json").write_text("{"),
         "bad-config": lambda folder: (folder / "config.json").write_text("{"),
         "unknown-type": lambda folder: (folder / "config.json").write_text('{"model_type": "nonesuch"}'),
     }
@@ -165,6 +164,72 @@ def test_a_model_that_does_not_load(run: Run, model: Path, tmp_path: Path) -> No
         copy = shutil.copytree(model, tmp_path / name)
         damage(copy)
         refused(run(model=copy), f"cannot load the model in {copy}")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("hidden_size", 66, "config.json: "),  # no multiple of the heads: an error class of its own
+        ("hidden_size", 128, "its weights have other shapes than its config.json says"),
+        ("num_hidden_layers", "two", "config.json: "),
+    ],
+)
+def test_a_config_that_does_not_fit(
+    field: str, value: object, words: str, run: Run, model: Path, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(model, tmp_path / "copy")
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**config, field: value}))
+    result = run(model=copy)
+    refused(result, f"cannot load the model in {copy}: {words}")
+    assert result[2].endswith("; check that the folder is a complete Transformers model\n")
+
+
+@pytest.mark.parametrize("content", ["{", "[]", None])
+def test_a_tokenizer_that_does_not_load(content: str | None, run: Run, model: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(model, tmp_path / "copy")
+    if content is None:
+        (copy / "tokenizer.json").unlink()
+    else:
+        (copy / "tokenizer.json").write_text(content)
+    refused(run(model=copy), f"are missing or damaged in {copy}")
+
+
+def test_a_store_folder_that_is_removed_meanwhile(
+    run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = generate._answer
+
+    def removing(*arguments: Any, **options: Any) -> dict[str, object]:
+        shutil.rmtree(tmp_path / "kv")
+        return answer(*arguments, **options)
+
+    monkeypatch.setattr(generate, "_answer", removing)
+    status, out, err = run()
+    assert (status, bool(out)) == (2, True)
+    assert "the folder is gone" in err.splitlines()[-1]
+    assert "free space" not in err
+
+
+def test_blocks_that_cannot_be_read_are_counted_in_one_line(run: Run, tmp_path: Path) -> None:
+    assert run()[0] == 0
+    for path in (tmp_path / "kv").rglob("*.seg"):
+        raw = bytearray(path.read_bytes())
+        for block in range(7):  # behind the segment's page: a page of header and 32 KiB of KV each
+            raw[4096 + block * (36 << 10) + (20 << 10)] ^= 0xFF
+        path.write_bytes(raw)
+    status, _, err = run(json=tmp_path / "out.json")
+    assert status == 0, err
+    faults = json.loads((tmp_path / "out.json").read_text())["faults"]
+    assert faults, err
+    for fault in faults:
+        assert list(fault) == ["row", "block", "outcome", "where", "reason"]
+        assert fault["outcome"] == "Corrupt"
+        assert "@" in fault["where"]
+    assert f"{len(faults)} blocks (corrupt: {len(faults)}) could not be read and were computed again" in err
+    assert f"see `kvterrace verify {tmp_path / 'kv'}`" in err
+    assert "BlockFault" not in err
+    assert err.count("\n") <= 8, err
 
 
 def test_a_model_that_is_not_understood(run: Run, tmp_path: Path) -> None:
@@ -192,7 +257,10 @@ def test_prompts_that_cannot_be_read(run: Run, tmp_path: Path) -> None:
 
 
 def test_options_that_cannot_work(run: Run, tmp_path: Path) -> None:
-    refused(run(dram="lots"), "'lots' is no size")
+    refused(run(dram="lots"), "--dram: 'lots' is no size")
+    refused(run(dram="-1"), "--dram: '-1' is no size")
+    refused(run(dram="0"), "--dram: 0 is too small")
+    refused(run(ssd="0", model=tmp_path / "nowhere"), "--ssd: 0 is too small: give 1MiB or more")
     refused(run(dtype="int3"), "--dtype int3")
     refused(run(json=tmp_path / "missing" / "out.json"), "its folder does not exist")
     refused(run(max_new_tokens="0"), "max-new-tokens")
@@ -287,6 +355,8 @@ def test_interrupted_while_answering(
     _, err = child.communicate(timeout=60)
     assert child.returncode == status, err
     assert "Traceback" not in err
+    if number == signal.SIGINT:
+        assert err.endswith("kvterrace: interrupted; what was stored is kept\n")
     assert run(json=tmp_path / "out.json")[0] == 0
     assert json.loads((tmp_path / "out.json").read_text())["restored_tokens_by_tier"] == {"ssd": 448}
 

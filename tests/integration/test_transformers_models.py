@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvterrace.demo import DemoError
+from kvterrace.demo.model import convert, gguf_folder
 from kvterrace.errors import LayoutError, UnsupportedModelError
 from kvterrace.integrations import MissingDependencyError
 from kvterrace.integrations.transformers import versions
 from kvterrace.layout import KVLayout
+from kvterrace.store import open_store
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from kvterrace.integrations.transformers import (  # noqa: E402
+    PrefixCache,
     layout_from_config,
     layout_from_model,
     namespace_for_model,
@@ -147,6 +152,52 @@ def test_the_namespace_says_what_decides_the_numbers() -> None:
     assert space.model == "commit"
     for word in ("transformers", "torch", "attention", "sdpa", "device", "matmul_precision", "chunk_tokens"):
         assert word in space.numerics
+
+
+@pytest.mark.parametrize("spread", [0.02, 0.3, 1.0])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_rounding_is_not_taken_for_a_foreign_cache(dtype: str, spread: float) -> None:
+    # Wide weights: a deep model in which rounding grows from layer to layer.
+    config = transformers.LlamaConfig(**{**BASE, "num_hidden_layers": 12}, initializer_range=spread)
+    layout = layout_from_model(build(config).to(getattr(torch, dtype)), block_tokens=16)
+    assert (layout.layers, layout.dtype) == (12, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_model_that_does_not_go_on_from_its_cache_is_refused(dtype: str) -> None:
+    def from_zero(_module: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        places = options["position_ids"]
+        return arguments, {**options, "position_ids": places - places[:, :1]}
+
+    model = build(transformers.LlamaConfig(**BASE)).to(getattr(torch, dtype))
+    model.model.rotary_emb.register_forward_pre_hook(from_zero, with_kwargs=True)
+    with pytest.raises(UnsupportedModelError, match="changes K and V of the first layer"):
+        layout_from_model(model, block_tokens=16)
+
+    # A state beside the cache: K and V agree, logits do not.
+    model = build(transformers.LlamaConfig(**BASE)).to(getattr(torch, dtype))
+    model.model.norm.register_forward_hook(lambda _module, _arguments, out: out + 2 * out.cumsum(1))
+    with pytest.raises(UnsupportedModelError, match="changes the logits by"):
+        layout_from_model(model, block_tokens=16)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_real_model_restores_bit_equal(dtype: str, tmp_path: Path) -> None:
+    try:
+        gguf_folder()
+    except DemoError as error:
+        pytest.skip(str(error))
+    model = transformers.AutoModelForCausalLM.from_pretrained(convert(), dtype=getattr(torch, dtype)).eval()
+    ids = [(7919 * number + 13) % model.config.vocab_size for number in range(300)]
+    with open_store(tmp_path / "kv", dram_bytes="256MiB", ssd_bytes="256MiB") as store:
+        prefix = PrefixCache(store, model, chunk_tokens=64, fingerprint="smollm2")
+        cache, _ = prefix.restore(ids)
+        want = prefix.prefill(ids, cache)
+        assert prefix.store(ids, cache).stored_blocks == 4
+        again, report = prefix.restore(ids)
+        assert report.restored_tokens == 256
+        assert torch.equal(prefix.prefill(ids, again), want)
 
 
 @pytest.mark.parametrize("version", ["4.57.1", "5.15.9", "6.0.0"])

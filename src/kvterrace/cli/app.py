@@ -29,7 +29,11 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-_Json = Annotated[Path | None, typer.Option("--json", help="Write what happened to this file.", dir_okay=False)]
+_INTERRUPTED = 130
+
+_Json = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Write what happened to this file.", dir_okay=False)
+]
 
 
 def _show_version(wanted: bool) -> None:
@@ -49,16 +53,20 @@ def _root(
 
 @app.command()
 def generate(
-    model: Annotated[Path, typer.Option(help="Folder of a Transformers causal language model.")],
-    prompt_file: Annotated[list[Path], typer.Option(help="Text file of the prompt; give it again for more files.")],
-    store: Annotated[Path, typer.Option(help="Folder of the store; made if missing.")],
-    question: Annotated[str | None, typer.Option(help="Asked after the files, so that their KV is shared.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 128,
-    dram: Annotated[str, typer.Option(help="DRAM for KV, e.g. 1GiB.")] = "1GiB",
-    ssd: Annotated[str, typer.Option(help="SSD for KV, e.g. 10GiB.")] = "10GiB",
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy; above, sample.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Of the sampling.")] = 0,
+    model: Annotated[Path, typer.Option(metavar="DIR", help="Folder of a Transformers causal language model.")],
+    prompt_file: Annotated[
+        list[Path], typer.Option(metavar="FILE", help="Text file of the prompt; give it again for more files.")
+    ],
+    store: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the store; made if missing.")],
+    question: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Asked after the files, so that their KV is shared.")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Longest answer, in tokens.")] = 128,
+    dram: Annotated[str, typer.Option(metavar="SIZE", help="DRAM for KV, e.g. 1GiB.")] = "1GiB",
+    ssd: Annotated[str, typer.Option(metavar="SIZE", help="SSD for KV, e.g. 10GiB.")] = "10GiB",
+    dtype: Annotated[str, typer.Option(metavar="TYPE", help="auto, float32, bfloat16 or float16.")] = "auto",
+    temperature: Annotated[float, typer.Option(min=0.0, metavar="T", help="0 is greedy; above, sample.")] = 0.0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Of the sampling.")] = 0,
     json_file: _Json = None,
 ) -> None:
     """Answer from text files; restore the KV that the store has, compute and store the rest."""
@@ -83,8 +91,10 @@ def generate(
 
 @app.command()
 def demo(
-    tokens: Annotated[int, typer.Option(min=256, help="Tokens of the shared prefix.")] = 4096,
-    store: Annotated[Path | None, typer.Option(help="Folder of the store; by default one that is removed.")] = None,
+    tokens: Annotated[int, typer.Option(min=256, metavar="N", help="Tokens of the shared prefix.")] = 4096,
+    store: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder of the store; by default one that is removed.")
+    ] = None,
     json_file: _Json = None,
 ) -> None:
     """Show on a real model what a restart costs with and without the store. Nothing to prepare."""
@@ -108,8 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         fail(str(error))
         return 2
     except KeyboardInterrupt:
-        fail("interrupted; what was stored is kept")
-        return 130
+        status = _INTERRUPTED
     except BrokenPipeError:
         # The reader of stdout left: nothing more to say, not even at interpreter exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -124,4 +133,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         fail(f"{show()} (see kvterrace --help)")
         return 2
+    # Typer makes an exit status of Ctrl-C.
+    if status == _INTERRUPTED:
+        kept = given[:1] == ["generate"]
+        fail("interrupted; what was stored is kept" if kept else "interrupted")
     return status if isinstance(status, int) else 0

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
 
 from kvterrace.errors import ConfigError
 
-__all__ = ["fail", "human_nbytes", "stderr", "write_json"]
+__all__ = ["fail", "few_warnings", "human_nbytes", "stderr", "write_json"]
 
 #: Progress, tables and notes.
 stderr = Console(stderr=True, highlight=False)
@@ -23,6 +25,37 @@ def fail(message: str) -> None:
     line = " ".join(message.split())
     sys.stderr.write(f"kvterrace: {line}\n")
     sys.stderr.flush()
+
+
+@contextmanager
+def few_warnings(most: int = 3) -> Iterator[None]:
+    """The library's warnings go to stderr, the first `most` of them; of the others only how many they were."""
+    handler = _FewLines(most)
+    logger = logging.getLogger("kvterrace")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        if handler.left_out:
+            fail(f"... and {handler.left_out} more warnings")
+
+
+class _FewLines(logging.Handler):
+    def __init__(self, most: int) -> None:
+        super().__init__(logging.WARNING)
+        self._room = most
+        self.left_out = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._room <= 0:
+            self.left_out += 1
+            return
+        self._room -= 1
+        try:
+            fail(record.getMessage())
+        except (TypeError, ValueError, OSError):  # a wrong format, a closed stderr
+            self.handleError(record)
 
 
 def human_nbytes(nbytes: int) -> str:

@@ -13,18 +13,22 @@ from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from kvterrace.cli.console import human_nbytes, stderr, write_json
+from kvterrace.cli.console import few_warnings, human_nbytes, stderr, write_json
+from kvterrace.config import parse_nbytes
 from kvterrace.engine.counters import StoreStats
 from kvterrace.errors import ConfigError, StoreUnusableError
 from kvterrace.store import Store, open_store
 
 if TYPE_CHECKING:
-    from kvterrace.integrations.transformers.report import StoreReport
+    from kvterrace.integrations.transformers.report import BlockFault, StoreReport
 
 __all__ = ["GenerateOptions", "run"]
 
 # Longest wait for the drive after the answer.
 _FLUSH_S = 60.0
+
+# Less than that cannot work: of DRAM a few blocks, of SSD what `open_store` asks for.
+_MIN_DRAM, _MIN_SSD = "1MiB", "1MiB"
 
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -50,6 +54,7 @@ def run(options: GenerateOptions) -> None:
     """Answer, report, store. Raises KVTerraceError over bad input, before anything is written where that shows."""
     if options.dtype not in _DTYPES:
         raise ConfigError(f"--dtype {options.dtype}: give one of {', '.join(_DTYPES)}")
+    _check_sizes(options.dram, options.ssd)
     if options.json_file is not None and not options.json_file.absolute().parent.is_dir():
         raise ConfigError(f"--json {options.json_file}: its folder does not exist: make it first")
     text = "\n".join(_read_prompt(path) for path in options.prompt_files)
@@ -67,23 +72,36 @@ def run(options: GenerateOptions) -> None:
     tokenizer = session.load_tokenizer(options.model)
     ids = session.encode_prompt(tokenizer, text, options.question)
     session.check_context(config, len(ids), options.max_new_tokens)
-    with open_store(options.store, dram_bytes=options.dram, ssd_bytes=options.ssd) as store:
+    with few_warnings(), open_store(options.store, dram_bytes=options.dram, ssd_bytes=options.ssd) as store:
         with stderr.status(f"loading {options.model}"):
             model = session.load_model(options.model, options.dtype)
         report = _answer(options, store, model, tokenizer, ids, load_began_s=began_s)
     if options.json_file is not None:
         write_json(options.json_file, report)
     if report["unsaved"]:
+        gone = not (options.store / "store.json").exists()
         raise StoreUnusableError(
             f"the answer is complete, but not all of its KV could be kept on {options.store} ({report['unsaved']}): "
-            "free space there, or give --store another place"
+            + (
+                "the folder is gone, or something else is in its place: leave it alone while a command uses it"
+                if gone
+                else "free space there, or give --store another place"
+            )
         )
+
+
+def _check_sizes(dram: str, ssd: str) -> None:
+    """Raises ConfigError that names the option. Here, since loading Transformers takes seconds."""
+    for option, size, least in (("--dram", dram, _MIN_DRAM), ("--ssd", ssd, _MIN_SSD)):
+        if parse_nbytes(size, option) < parse_nbytes(least, option):
+            raise ConfigError(f"{option}: {size} is too small: give {least} or more, e.g. {option} 4GiB")
 
 
 def _answer(
     options: GenerateOptions, store: Store, model: Any, tokenizer: Any, ids: list[int], *, load_began_s: float
 ) -> dict[str, object]:
     from kvterrace.integrations.transformers import PrefixCache, session
+    from kvterrace.integrations.transformers.report import fault_words
 
     if model.device.type == "cpu":
         # Grouped queries attend to K and V as they are, not to copies for each query head. The same bits, but the first
@@ -138,13 +156,33 @@ def _answer(
         "missed_blocks": kept[-1].missed_blocks,
         "stored_nbytes": sum(part.nbytes for part in kept),
         "unsaved": kept[-1].error or ("" if flushed else _why_unsaved(stats)),
-        "faults": [str(fault) for fault in restored.faults] + ([restored.error] if restored.error else []),
+        "faults": [_fault_json(fault) for fault in restored.faults],
+        "restore_error": restored.error,
         "ssd_read_nbytes": stats.ssd_read_nbytes,
         "ssd_written_nbytes": stats.ssd_written_nbytes,
         "dram_read_nbytes": stats.dram_read_nbytes,
     }
     _tell(report, tiers)
+    if restored.faults:
+        stderr.print(
+            f"{fault_words(restored.faults)} could not be read and were computed again; "
+            f"see `kvterrace verify {options.store}`",
+            markup=False,
+            soft_wrap=True,
+        )
+    if restored.error:
+        stderr.print(f"nothing was restored: {restored.error}", markup=False, soft_wrap=True)
     return report
+
+
+def _fault_json(fault: BlockFault) -> dict[str, object]:
+    return {
+        "row": fault.row,
+        "block": fault.block,
+        "outcome": type(fault.outcome).__name__,
+        "where": getattr(fault.outcome, "where", ""),
+        "reason": getattr(fault.outcome, "reason", ""),
+    }
 
 
 def _tell(report: dict[str, Any], tiers: dict[str, int]) -> None:
@@ -161,8 +199,6 @@ def _tell(report: dict[str, Any], tiers: dict[str, int]) -> None:
     )
     if report["missed_blocks"]:
         stderr.print(f"{report['missed_blocks']} blocks found no room: raise --dram and --ssd")
-    for fault in report["faults"]:
-        stderr.print(f"computed again: {fault}", markup=False)
 
 
 def _why_unsaved(stats: StoreStats) -> str:

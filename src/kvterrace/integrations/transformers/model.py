@@ -57,6 +57,10 @@ _FOREIGN_FIELDS = (
 )
 
 _TRIAL_TOKENS = 6
+# Further trials where the first does not convince. Near a tie, rounding decides what a model says: logits of SmolLM2 in
+# bfloat16 differ by all they are for some prompts and cuts, and not at all for others. A cache that is not understood
+# shows in every trial.
+_MORE_TRIALS = (8, 16, 32, 64)
 
 
 def cache_argument(model: Any) -> str:
@@ -147,16 +151,57 @@ def examine(model: Any, *, block_tokens: int) -> tuple[KVLayout, bool]:
         reason = _short(str(error).splitlines()[0])
         raise UnsupportedModelError(f"{_name(config)}: a trial of {_TRIAL_TOKENS} tokens failed: {reason}") from error
     layout = _layout_of(layer_tensors(getattr(whole, argument)), config, block_tokens)
-    lengths = {tensor.shape[2] for tensor in layer_tensors(split)}
-    want, got = whole.logits[0, -1].float(), last.logits[0, -1].float()
-    difference = float((want - got).abs().max())
-    bound = (1e-2 if layout.itemsize >= 4 else 1e-1) * max(float(want.abs().max()), 1e-6)
-    if lengths != {_TRIAL_TOKENS} or not difference <= bound:
-        raise UnsupportedModelError(
-            f"{_name(config)}: going on from a cached prefix changes the logits by {difference:.2g}: its cache is "
-            "not understood"
-        )
+    _check_going_on(model, config, argument, (getattr(whole, argument), whole.logits, split, last.logits))
     return layout, same_bits
+
+
+def _check_going_on(model: Any, config: Any, argument: str, first: tuple[Any, Any, Any, Any]) -> None:
+    """Raises UnsupportedModelError unless going on from a cached prefix does what the whole prompt does.
+
+    K and V of layer 0 follow from a token and its place alone, so they must agree in every trial. Deeper layers and
+    logits need to agree in one trial only, see `_MORE_TRIALS`.
+    """
+    # Rounding of half precision, some steps of it.
+    bound = 1e-2 if layer_tensors(first[0])[0].element_size() >= 4 else 1e-1
+    smallest = float("inf")
+    for tokens in (_TRIAL_TOKENS, *_MORE_TRIALS):
+        if tokens == _TRIAL_TOKENS:
+            cache, logits, split, last = first
+        else:
+            ids = (torch.arange(tokens, device=model.device) * 7919 + 13).remainder(int(config.vocab_size))
+            try:
+                whole, split, output = _trial(model, config, argument, ids.unsqueeze(0))
+            except (RuntimeError, IndexError, ValueError):  # longer than the model's context
+                break
+            cache, logits, last = getattr(whole, argument), whole.logits, output.logits
+        wants, gots = layer_tensors(cache), layer_tensors(split)
+        if any(want.shape != got.shape for want, got in zip(wants, gots, strict=True)):
+            raise UnsupportedModelError(
+                f"{_name(config)}: a cache filled in two steps has other shapes than one filled at once: its cache is "
+                "not understood"
+            )
+        apart = max(_difference(want, got) for want, got in zip(wants[:2], gots[:2], strict=True))
+        if not apart <= bound:
+            raise UnsupportedModelError(
+                f"{_name(config)}: going on from a cached prefix changes K and V of the first layer by "
+                f"{100 * apart:.2g} %: its cache is not understood"
+            )
+        parts = [_difference(want, got) for want, got in zip(logits[0, tokens // 2 :], last[0], strict=True)]
+        difference = sorted(parts)[len(parts) // 2]  # of most tokens: one may be near a tie
+        if difference <= bound:
+            return
+        smallest = min(smallest, difference)
+    raise UnsupportedModelError(
+        f"{_name(config)}: going on from a cached prefix changes the logits by {100 * smallest:.2g} %: its cache is "
+        "not understood"
+    )
+
+
+def _difference(want: torch.Tensor, got: torch.Tensor) -> float:
+    """The largest difference, of the largest of `want`; infinite where there are no numbers."""
+    want, got = want.float(), got.float()
+    found = float((want - got).abs().max()) / max(float(want.abs().max()), 1e-6)
+    return found if found == found else float("inf")
 
 
 def _trial(model: Any, config: Any, argument: str, ids: Any) -> tuple[Any, Any, Any]:

@@ -23,7 +23,7 @@ from kvterrace.integrations.transformers.model import (
 )
 from kvterrace.integrations.transformers.namespace import namespace_for_model
 from kvterrace.integrations.transformers.protocol import PrefixStore
-from kvterrace.integrations.transformers.report import BlockFault, RestoreReport, StoreReport
+from kvterrace.integrations.transformers.report import BlockFault, RestoreReport, StoreReport, fault_words
 from kvterrace.integrations.transformers.roomy import Room, RoomyLayer
 from kvterrace.integrations.transformers.views import block_parts
 from kvterrace.keys import KeyChain, Namespace, chain_keys
@@ -172,12 +172,13 @@ class PrefixCache:
             return cache, RestoreReport(length, 0, elapsed_s=time.monotonic() - began_s, error=str(error))
         good = min(_leading_hits(row) for row in outcomes)
         faults = tuple(
-            BlockFault(row, _leading_hits(found), found[_leading_hits(found)])
+            BlockFault(row, block, outcome)
             for row, found in enumerate(outcomes)
-            if _leading_hits(found) < blocks
+            for block, outcome in enumerate(found)
+            if not isinstance(outcome, Hit)
         )
-        for fault in faults:
-            _log.warning("block %d of row %d will be computed again: %s", fault.block, fault.row, fault.outcome)
+        if faults:
+            _log.warning("%s did not arrive; tokens from block %d on will be computed", fault_words(faults), good)
         cache = self._cache(len(rows), room_tokens, tensors, good * self.layout.block_tokens)
         tiers: Counter[Tier] = Counter()
         for found in outcomes:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kvterrace.types import GetOutcome, PutOutcome, Tier
+from kvterrace.types import Busy, Corrupt, DeviceFailed, Expired, GetOutcome, Miss, PutOutcome, Stale, Tier
 
-__all__ = ["BlockFault", "RestoreReport", "StoreReport"]
+__all__ = ["BlockFault", "RestoreReport", "StoreReport", "fault_words"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +66,20 @@ class StoreReport:
     faults: tuple[BlockFault, ...] = ()
     missed_blocks: int = 0
     error: str = ""
+
+
+_WORDS = (
+    (Corrupt, "corrupt"),
+    (DeviceFailed, "failed"),
+    (Stale, "stale"),
+    (Miss, "missing"),
+    (Expired, "late"),
+    (Busy, "busy"),
+)
+
+
+def fault_words(faults: Sequence[BlockFault]) -> str:
+    """`"5 blocks (corrupt: 4, failed: 1)"`."""
+    kinds = Counter(type(fault.outcome) for fault in faults)
+    told = ", ".join(f"{word}: {kinds[kind]}" for kind, word in _WORDS if kinds[kind])
+    return f"{len(faults)} block{'' if len(faults) == 1 else 's'}" + (f" ({told})" if told else "")

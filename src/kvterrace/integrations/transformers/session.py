@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from kvterrace.errors import ConfigError
@@ -29,8 +28,7 @@ __all__ = [
     "load_tokenizer",
 ]
 
-# What Transformers, tokenizers and safetensors raise over a folder that is not what it should be.
-_LOAD_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, ImportError, SafetensorError)
+_REASON_CHARS = 300
 
 
 def load_config(folder: Path) -> Any:
@@ -41,14 +39,22 @@ def load_config(folder: Path) -> Any:
             f"{folder} is no model folder (it has no config.json): give the folder that save_pretrained or "
             "`hf download` wrote"
         )
-    config = _load(folder, AutoConfig.from_pretrained)
+    config = _load(folder, "config.json", AutoConfig.from_pretrained)
     check_config(config)
     return config
 
 
 def load_tokenizer(folder: Path) -> Any:
     """The tokenizer of a model folder. Raises ConfigError."""
-    return _load(folder, AutoTokenizer.from_pretrained)
+    tokenizer = _load(folder, "tokenizer", AutoTokenizer.from_pretrained)
+    try:
+        # Some damage shows only in use; and without its files, some classes make a tokenizer that knows no text.
+        known = bool(tokenizer("a")["input_ids"]) and len(tokenizer) > 1
+    except Exception as error:
+        raise _not_loaded(folder, "tokenizer", error) from error
+    if not known:
+        raise _not_loaded(folder, "tokenizer", ValueError("it knows no text"))
+    return tokenizer
 
 
 def load_model(folder: Path, dtype: str = "auto") -> Any:
@@ -63,7 +69,7 @@ def load_model(folder: Path, dtype: str = "auto") -> Any:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if dtype == "auto" and device == "cpu":
         dtype = "float32"
-    return _load(folder, AutoModelForCausalLM.from_pretrained, dtype=dtype).to(device).eval()
+    return _load(folder, "model", AutoModelForCausalLM.from_pretrained, dtype=dtype).to(device).eval()
 
 
 def encode_prompt(tokenizer: Any, text: str, question: str | None) -> list[int]:
@@ -170,13 +176,35 @@ def end_tokens(model: Any) -> frozenset[int]:
     return frozenset() if ends is None else frozenset([ends] if isinstance(ends, int) else ends)
 
 
-def _load(folder: Path, loader: Callable[..., Any], **options: Any) -> Any:
+def _load(folder: Path, what: str, loader: Callable[..., Any], **options: Any) -> Any:
     _quiet()
     try:
         return loader(str(folder), local_files_only=True, **options)
-    except _LOAD_ERRORS as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise ConfigError(f"cannot load the model in {folder}: {lines[0].strip().rstrip('.')}") from error
+    except Exception as error:  # each library has errors of its own over a file that is not what it should be
+        raise _not_loaded(folder, what, error) from error
+
+
+def _not_loaded(folder: Path, what: str, error: Exception) -> ConfigError:
+    """One line for people: what, where, why, and what to do."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    reason = " ".join(lines[:2] if lines[0].endswith(":") else lines[:1]).rstrip(".")
+    if "ignore_mismatched_sizes" in reason:
+        reason = "its weights have other shapes than its config.json says"
+    if isinstance(error, (KeyError, AttributeError, TypeError)):  # said in terms of code
+        reason = f"{type(error).__name__}: {reason}"
+    if what == "tokenizer":
+        return ConfigError(
+            f"cannot load the tokenizer: tokenizer files (tokenizer.json, tokenizer_config.json) are missing or "
+            f"damaged in {folder}: {_cut(reason)}; copy them again from where the model came from"
+        )
+    advice = "check that the folder is a complete Transformers model"
+    if what == "config.json":
+        return ConfigError(f"cannot load the model in {folder}: config.json: {_cut(reason)}; {advice}")
+    return ConfigError(f"cannot load the model in {folder}: {_cut(reason)}; {advice}")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _REASON_CHARS else f"{text[: _REASON_CHARS - 3]}..."
 
 
 def _quiet() -> None:
