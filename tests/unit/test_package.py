@@ -34,3 +34,10 @@ def test_what_is_exported_is_there() -> None:
     assert all(hasattr(kvterrace, name) for name in names)
     wanted = {"KVLayout", "KVTerraceError", "KeyChain", "Namespace", "Store", "Tier", "chain_keys", "open_store"}
     assert wanted <= set(names)
+
+
+def test_every_name_is_there_though_it_is_imported_late() -> None:
+    for name in kvterrace.__all__:
+        assert getattr(kvterrace, name) is not None
+    assert set(dir(kvterrace)) == set(kvterrace.__all__)
+    assert not hasattr(kvterrace, "no_such_name")
