@@ -81,7 +81,7 @@ __all__ = [
     "open_store",
 ]
 
-#: Where each name comes from. They are imported when first asked for: a command that only wants the version, or a server
+#: Where each name comes from, imported when first asked for: a command that only wants the version, or a server
 #: that opens a store later, does not pay for all of it at import.
 _HOMES = {
     "Busy": "kvterrace.types",
