@@ -1,1 +1,1 @@
-"""TODO"""
+"""Deciding (ledger) and moving (mover), and who drives them."""

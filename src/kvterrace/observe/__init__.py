@@ -1,1 +1,1 @@
-"""TODO"""
+"""Looking at a store from outside."""

@@ -1,1 +1,1 @@
-"""TODO"""
+"""Memory and files of the tiers."""
