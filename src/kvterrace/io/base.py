@@ -66,9 +66,8 @@ class IoRequest:
         buffers: memory to fill or to write, one after the other from `offset` on (preadv, pwritev). Each starts on a
             page boundary and is a multiple of `PAGE_NBYTES` long.
         finish: run once on the thread that completed the operation, before the result is posted, with the result so
-            far;
-            what it returns becomes `IoResult.value`. An exception that it raises becomes `IoResult.crash`. It must
-            not block on other I/O.
+            far; what it returns becomes `IoResult.value`. An exception that it raises becomes `IoResult.crash`. Only in
+            a CALL of class DEMOTION may it block on other I/O (make, cut or remove a file).
         tag: the submitter's own, handed back untouched.
     """
 
