@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from kvterrace.handles import Match, Pin
     from kvterrace.keys import KeyChain, Namespace, chain_keys
     from kvterrace.layout import KVLayout
-    from kvterrace.store import Store, open_store
+    from kvterrace.opening import open_store
+    from kvterrace.store import Store
     from kvterrace.types import (
         Busy,
         Corrupt,
@@ -116,7 +117,7 @@ _HOMES = {
     "Transfer": "kvterrace.engine.transfers",
     "UnsupportedModelError": "kvterrace.errors",
     "chain_keys": "kvterrace.keys",
-    "open_store": "kvterrace.store",
+    "open_store": "kvterrace.opening",
 }
 
 

@@ -7,14 +7,12 @@ import logging
 import os
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
 from kvterrace.buffers import BlockBuffers
-from kvterrace.clock import Clock, SystemClock
-from kvterrace.config import parse_nbytes
+from kvterrace.clock import Clock
 from kvterrace.engine import ending
 from kvterrace.engine.blocks import Ids
 from kvterrace.engine.core import Core
@@ -24,91 +22,24 @@ from kvterrace.engine.driver import Driver
 from kvterrace.engine.ledger import Ledger
 from kvterrace.engine.mover import Mover
 from kvterrace.engine.rebuild import rebuild
-from kvterrace.engine.space import SegmentSpace
+from kvterrace.engine.space import SegmentSpace, segment_nbytes_for
 from kvterrace.engine.transfers import Transfer, TransferKind
 from kvterrace.errors import ConfigError, KVTerraceError, StoreClosedError
 from kvterrace.format.record import PAGE_NBYTES
 from kvterrace.handles import Match, Pin
 from kvterrace.io.base import IoClass, IoEngine, IoKind, IoRequest
-from kvterrace.io.posix import PosixEngine
 from kvterrace.keys import KeyChain, Namespace
-from kvterrace.shutdown import closed, flush_at_exit
+from kvterrace.shutdown import closed
 from kvterrace.tiers.directory import StoreDirectory
 from kvterrace.tiers.memory import Arena
 from kvterrace.tiers.segments import SegmentFiles, footer_room_nbytes
 from kvterrace.types import GetOutcome, PutOutcome
 
-__all__ = ["Store", "open_store"]
+__all__ = ["Store"]
 
 _log = logging.getLogger(__name__)
 
-_SEGMENT_NBYTES = 64 << 20
-_SEGMENTS = 16
-_MIN_SEGMENT_NBYTES = 64 << 10
-#: Kept free of segments: the lock file, and what a file system takes to say where files lie.
-_OVERHEAD_NBYTES = 32 << 10
 _FINISHED_KEPT = 4096
-
-
-def open_store(
-    path: str | Path | None,
-    *,
-    dram_bytes: int | str = "1GiB",
-    ssd_bytes: int | str = "16GiB",
-    partition: str = "main",
-    write_behind_s: float = 2.0,
-    busy_after_s: float = 5.0,
-    sigterm_flush: bool = True,
-) -> Store:
-    """Open a store, making it if `path` is missing or empty. Blocks while it reads the index and prefaults DRAM.
-
-    Args:
-        path: folder of the store; None for a ladder of DRAM alone.
-        dram_bytes: size of the DRAM tier, reserved at once. At least a few blocks.
-        ssd_bytes: what all files of this partition may take together, at any time.
-        partition: name of the part of the store that this process writes; one process at a time.
-        write_behind_s: a block that has been idle this long is written to the SSD.
-        busy_after_s: how long a block waits for room before it is answered `Busy`.
-        sigterm_flush: flush on SIGTERM where the process has no handler of its own; the process then ends at once with
-            status 143 (`os._exit`: nothing else that waits for its end is run).
-
-    Raises:
-        ConfigError: an argument that cannot work.
-        StoreUnusableError: or one of its kinds: not a store, a newer format, locked by another process, no permission.
-    """
-    dram_nbytes = parse_nbytes(dram_bytes, "dram_bytes") // PAGE_NBYTES * PAGE_NBYTES
-    ssd_nbytes = parse_nbytes(ssd_bytes, "ssd_bytes")
-    if dram_nbytes < PAGE_NBYTES:
-        raise ConfigError(f"dram_bytes: {dram_nbytes} B is too small; give at least a few blocks' worth, e.g. 1GiB")
-    if path is not None and ssd_nbytes < _SEGMENTS * _MIN_SEGMENT_NBYTES:
-        raise ConfigError(
-            f"ssd_bytes: {ssd_nbytes} B is too small for a store on a drive; give at least "
-            f"{_SEGMENTS * _MIN_SEGMENT_NBYTES} B, or path=None for DRAM alone"
-        )
-    clock = SystemClock()
-    directory = None
-    engine = None
-    try:
-        if path is not None:
-            directory = StoreDirectory.open(Path(path), partition, created_unix_s=clock.unix_s())
-        engine = PosixEngine()
-        store = Store(
-            dram_nbytes=dram_nbytes,
-            ssd_nbytes=ssd_nbytes,
-            directory=directory,
-            engine=engine,
-            clock=clock,
-            writes=WritePolicy(after_s=write_behind_s),
-            busy_after_s=busy_after_s,
-        )
-    except BaseException:
-        if engine is not None:
-            engine.close(1.0)
-        if directory is not None:
-            directory.close()
-        raise
-    flush_at_exit(store, on_sigterm=sigterm_flush)
-    return store
 
 
 class Store:
@@ -150,7 +81,7 @@ class Store:
         if directory is not None:
             files = SegmentFiles(engine, directory.partition, directory.store_uuid)
             if segment_nbytes is None:
-                segment_nbytes = min(_SEGMENT_NBYTES, (ssd_nbytes - _OVERHEAD_NBYTES) // _SEGMENTS)
+                segment_nbytes = segment_nbytes_for(ssd_nbytes)
             space = SegmentSpace(ssd_nbytes, segment_nbytes // PAGE_NBYTES * PAGE_NBYTES, footer_room_nbytes)
         core = Core(Ledger(dram_nbytes, space, writes=writes), Arena(dram_nbytes), engine, files, clock)
         self._core = core

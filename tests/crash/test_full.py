@@ -50,8 +50,8 @@ def mount(tmp_path: Path) -> Iterator[Mount]:
 
 @pytest.fixture
 def short_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvterrace.engine.writer._PAUSE_S", 0.2)
-    monkeypatch.setattr("kvterrace.engine.writer._EPISODE_S", 3600.0)
+    monkeypatch.setattr("kvterrace.engine.pausing.PAUSE_S", 0.2)
+    monkeypatch.setattr("kvterrace.engine.pausing._EPISODE_S", 3600.0)
 
 
 def _fill(path: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_drive_filled_by_others(mount: Mount, caplog: pytest.LogCaptureFixture
             assert len(warnings) == episode, [one.message for one in warnings]
             filler.unlink()
             assert store._mover.writer is not None
-            store._mover.writer._quiet_until_s = 0.0  # an hour later
+            store._mover.writer._pause._quiet_until_s = 0.0  # an hour later
             until(lambda: store.stats().ssd_writable)
             stored(store, chain_of(1000 * episode + 500, 20))
             until(store.flush)

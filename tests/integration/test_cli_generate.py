@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from kvterrace.cli import generate, main
-from kvterrace.store import open_store
+from kvterrace.opening import open_store
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

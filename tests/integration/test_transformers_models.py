@@ -15,7 +15,7 @@ from kvterrace.errors import LayoutError, UnsupportedModelError
 from kvterrace.integrations import MissingDependencyError
 from kvterrace.integrations.transformers import versions
 from kvterrace.layout import KVLayout
-from kvterrace.store import open_store
+from kvterrace.opening import open_store
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

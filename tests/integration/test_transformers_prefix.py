@@ -11,7 +11,8 @@ import pytest
 
 from kvterrace.errors import ConfigError, KVTerraceError, LayoutError, UnsupportedModelError
 from kvterrace.keys import KeyChain
-from kvterrace.store import Store, open_store
+from kvterrace.opening import open_store
+from kvterrace.store import Store
 from kvterrace.types import Busy, Corrupt, DeviceFailed, Expired, GetOutcome, Miss, Stale, Tier
 
 torch = pytest.importorskip("torch")

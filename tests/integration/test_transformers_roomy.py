@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from kvterrace.store import Store, open_store
+from kvterrace.opening import open_store
+from kvterrace.store import Store
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

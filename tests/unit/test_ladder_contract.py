@@ -10,7 +10,8 @@ from pathlib import Path
 from kvterrace.clock import Clock, ManualClock, SystemClock
 from kvterrace.io import IoEngine, IoKind, PosixEngine
 from kvterrace.io.fake import FakeDevice
-from kvterrace.store import Store, open_store
+from kvterrace.opening import open_store
+from kvterrace.store import Store
 from kvterrace.testing.conformance import LadderConformance
 from kvterrace.testing.faults import FaultPlan, FaultyEngine, Hang
 from kvterrace.tiers.directory import StoreDirectory

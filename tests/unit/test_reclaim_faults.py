@@ -99,11 +99,12 @@ def test_reclaim_is_called_off_where_tombstones_find_no_room(tmp_path: Path) -> 
     space.other_nbytes = space.cap_nbytes - space.file_nbytes  # no room is left, and none is open
     box.cap_nbytes = 1 << 30
     segment.state = SegmentState.RECLAIMING
-    writer._reclaiming, writer._carried = segment, np.zeros(0, np.int32)
-    writer._carry = writer._reader.bring(writer._carried, 0.0)
-    writer._finish_reclaim(box.clock.monotonic_s())
+    reclaimer = writer._reclaimer
+    reclaimer._reclaiming, reclaimer._carried = segment, np.zeros(0, np.int32)
+    reclaimer._carry = reclaimer._reader.bring(reclaimer._carried, 0.0)
+    reclaimer.go_on(box.clock.monotonic_s())
     assert segment.state is SegmentState.SEALED and segment.tombstones == tombstones
-    assert writer._reclaiming is None and writer._moved is None and writer._moved_syncs is None
+    assert reclaimer._reclaiming is None and reclaimer._moved is None and reclaimer._moved_syncs is None
     assert not after_a_crash(box).match(old).blocks
 
 
@@ -153,11 +154,11 @@ def test_reads_that_fail_for_a_while_do_not_cost_the_root(tmp_path: Path) -> Non
 def test_no_reclaim_starts_while_reads_are_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     box = Box(tmp_path / "store", dram_blocks=12, segments=4, busy_after_s=0.5)
     writer: Any = box.store._mover.writer
-    monkeypatch.setattr(writer._reader, "gate", SimpleNamespace(is_open=False, watch=lambda _: None))
+    monkeypatch.setattr(writer._reclaimer._reader, "gate", SimpleNamespace(is_open=False, watch=lambda _: None))
     for number in range(8):
         box.put_now(chain_of(SMALL, [number * 10 + at for at in range(5)]))
     assert box.store.stats().reclaimed_segments == 0
-    writer._reader.gate.is_open = True
+    writer._reclaimer._reader.gate.is_open = True
     for number in range(8, 12):
         box.put_now(chain_of(SMALL, [number * 10 + at for at in range(5)]))
     assert box.store.stats().reclaimed_segments > 0
@@ -259,7 +260,7 @@ def test_segments_with_a_footer_are_not_synced_again(tmp_path: Path) -> None:
         box.put_now(chain_of(SMALL, [number * 10 + at for at in range(5)]))
     assert box.reopen()
     writer: Any = box.store._mover.writer
-    assert box.store.stats().blocks == 20 and not writer._unsynced
+    assert box.store.stats().blocks == 20 and not writer._syncing._unsynced
     box.put_now(ROOT)
     assert box.store.flush(10.0)
     box.device = box.device.crash_image(lambda _: True)  # no footer: from a process that was killed
@@ -267,4 +268,4 @@ def test_segments_with_a_footer_are_not_synced_again(tmp_path: Path) -> None:
     box.store._directory.close()
     box.store = box._open()
     killed: Any = box.store._mover.writer
-    assert len(killed._unsynced) == 1
+    assert len(killed._syncing._unsynced) == 1

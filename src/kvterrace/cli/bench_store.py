@@ -28,7 +28,8 @@ from kvterrace.errors import ConfigError, StoreUnusableError
 from kvterrace.format.record import PAGE_NBYTES, record_nbytes_for
 from kvterrace.keys import KeyChain, Namespace, chain_keys
 from kvterrace.layout import KVLayout
-from kvterrace.store import Store, open_store
+from kvterrace.opening import open_store
+from kvterrace.store import Store
 from kvterrace.types import Hit, Stored, Tier
 
 __all__ = ["PHASES", "BenchPlan", "BenchResult", "Phase", "Sample", "measure", "plan_for"]

@@ -17,7 +17,8 @@ from kvterrace.cli.console import few_warnings, human_nbytes, stderr, write_json
 from kvterrace.config import parse_nbytes
 from kvterrace.engine.counters import StoreStats
 from kvterrace.errors import ConfigError, StoreUnusableError
-from kvterrace.store import Store, open_store
+from kvterrace.opening import open_store
+from kvterrace.store import Store
 
 if TYPE_CHECKING:
     from kvterrace.integrations.transformers.report import BlockFault, StoreReport

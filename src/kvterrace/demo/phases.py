@@ -142,7 +142,7 @@ def _with_store(spec: Spec, work: Path, name: str) -> dict[str, object]:
     import torch
 
     from kvterrace.integrations.transformers import PrefixCache, session
-    from kvterrace.store import open_store
+    from kvterrace.opening import open_store
 
     model, asked, load_s = _load(spec)
 

@@ -84,8 +84,7 @@ def settle(mover: Mover, driver: Driver, timeout_s: float) -> tuple[bool, bool]:
             mover.pump()
         fine &= driver.wait_for(lambda: writer.idle, left_s())
         with driver.lock:
-            writer.closing = True
-            writer.seal_open()
+            writer.close()
             mover.pump()
         fine &= driver.wait_for(lambda: writer.idle, left_s())
         fine &= _sync(mover, driver, left_s()) and not writer.owes(core.ledger.next_put_seq)

@@ -6,7 +6,6 @@ anything. Production, replay and simulation drive the same ledger. Not thread-sa
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +14,8 @@ import numpy.typing as npt
 from kvterrace.engine.blocks import NOWHERE, BlockTable, DramState, Ids
 from kvterrace.engine.dirty import DirtyRuns, WriteBatch, WritePolicy
 from kvterrace.engine.dram import DramSpace
+from kvterrace.engine.giving_up import GivingUp
+from kvterrace.engine.room import DramRoom
 from kvterrace.engine.space import SegmentSpace
 from kvterrace.engine.tree import Run, RunTree
 from kvterrace.format.record import PAGE_NBYTES
@@ -63,11 +64,27 @@ class Ledger:
         self.geometries: dict[int, Geometry] = {}
         self.next_put_seq = 1
         self.can_write = space is not None
-        self.dropped_blocks = 0
         self._slot_nbytes: dict[int, int] = {}
         self.dirty = DirtyRuns(self.table, self.tree, self._slot_nbytes, self.doomed)
         self._scored_s: dict[int, float] = {}  # run number -> when its scores were last brought up to date
-        self._doomed: set[int] = set()  # invalidated while in use: given up at the last release
+        self._giving_up = GivingUp(
+            self.table,
+            self.tree,
+            self.dram,
+            self.dirty,
+            self._slot_nbytes,
+            scored_s=self._scored_s,
+            lose=self._lose,
+        )
+        self._room = DramRoom(
+            self.table,
+            self.tree,
+            self.dram,
+            self.dirty,
+            self._slot_nbytes,
+            forget=self._giving_up.forget,
+            can_write=lambda: self.can_write,
+        )
 
     # -- what there is -------------------------------------------------------------------------------------------------
 
@@ -89,22 +106,24 @@ class Ledger:
     def on_ladder(self, ids: Ids) -> npt.NDArray[np.bool_]:
         """For each block, whether it has a copy, or one on its way into DRAM, and was not invalidated."""
         there: npt.NDArray[np.bool_] = (self.table.state[ids] != DramState.EMPTY) | (self.table.segment[ids] != NOWHERE)
-        if self._doomed:
+        if self.doomed_blocks:
             there &= ~self.doomed(ids)
         return there
 
     def doomed(self, ids: Ids) -> npt.NDArray[np.bool_]:
         """For each block, whether it was invalidated and only waits for its users to end."""
-        if not self._doomed:
-            return np.zeros(len(ids), np.bool_)
-        found: npt.NDArray[np.bool_] = np.isin(ids, list(self._doomed))
-        return found
+        return self._giving_up.are_doomed(ids)
+
+    @property
+    def doomed_blocks(self) -> set[int]:
+        """All such blocks; not to be changed."""
+        return self._giving_up.doomed
 
     def resident(self, ids: Ids) -> list[Tier]:
         """Tier of each block, cut before the first without a copy: what `match` answers for a chain."""
         ready = self.table.state[ids] == DramState.READY
         there = ready | (self.table.segment[ids] != NOWHERE)
-        if self._doomed:
+        if self.doomed_blocks:
             there &= ~self.doomed(ids)
         count = len(ids) if there.all() else int(np.argmin(there))
         tiers: list[Tier] = _TIERS[ready[:count].view(np.uint8)].tolist()
@@ -160,17 +179,7 @@ class Ledger:
         assert self.table.users[block] >= 0, "a block was let go more often than held"
         if self.table.users[block]:
             return
-        self._tidy(block)
-
-    def _tidy(self, block: int) -> None:
-        """Nobody uses the block any more, or nobody pins it: what waited for that is done now."""
-        table = self.table
-        if self._doomed and block in self._doomed and not table.pins[block] and not table.users[block]:
-            self._doomed.discard(block)
-            self._drop_copies(block)
-            self.dirty.settle(self.run_of(block))
-        if table.slot[block] == NOWHERE and table.segment[block] == NOWHERE:
-            self.prune(self.run_of(block))
+        self._giving_up.tidy(block)
 
     def pin(self, ids: Ids) -> None:
         """Active KV: none of these blocks is evicted or dropped until `unpin`."""
@@ -183,7 +192,7 @@ class Ledger:
         nowhere = (self.table.slot[ids] == NOWHERE) & (self.table.segment[ids] == NOWHERE)
         for block in ids[(self.table.pins[ids] == 0) & (nowhere | self.doomed(ids))][::-1].tolist():
             if self.table.run[block] != NOWHERE:  # not pruned together with one behind it
-                self._tidy(block)
+                self._giving_up.tidy(block)
 
     # -- room in DRAM --------------------------------------------------------------------------------------------------
 
@@ -192,96 +201,19 @@ class Ledger:
         return self.reserve_all(np.array([block], np.int32), state, last_copies=True) == 1
 
     def reserve_all(self, ids: Ids, state: DramState, *, last_copies: bool) -> int:
-        """Give blocks of one namespace slots, in order, as many as there is room for; returns how many.
-
-        For room, blocks that have a copy below are given up; with `last_copies`, where nothing can be written, others,
-        too, but none that these blocks hang on.
-        """
-        if not len(ids):
-            return 0
-        keep: set[int] = set()
-        for number in set(self.table.run[ids].tolist()):
-            run: Run | None = self.tree.run(number)
-            while run is not None and run.number not in keep:
-                keep.add(run.number)
-                run = run.parent
-        nbytes = self._slot_nbytes[self.run_of(int(ids[0])).namespace]
-        offsets = self._extents(nbytes, len(ids), last_copies=last_copies, keep=keep)
-        self.dram.take(ids[: len(offsets)], offsets, state)
-        return len(offsets)
+        """Give blocks of one namespace slots, in order, as many as there is room for; see `DramRoom.reserve_all`."""
+        return self._room.reserve_all(ids, state, last_copies=last_copies)
 
     def reserve_extent(self, nbytes: int) -> int | None:
         """A piece of the arena that belongs to no block (staging), or None. Give it back with `dram.allocator.free`."""
-        offsets = self._extents(nbytes, 1, last_copies=True, keep=())
+        offsets = self._room.extents(nbytes, 1, last_copies=True, keep=())
         return offsets[0] if offsets else None
-
-    def _extents(self, nbytes: int, count: int, *, last_copies: bool, keep: Collection[int]) -> list[int]:
-        """Up to `count` extents of `nbytes`. Blocks that have a copy below are given up for them.
-
-        `last_copies`: where nothing can be written, blocks without one are given up, too, except in the runs `keep`.
-        """
-        allocate = self.dram.allocator.allocate
-        droppable = last_copies and not self.can_write
-        offsets: list[int] = []
-        victims: list[int] = []
-        while len(offsets) < count:
-            offset = allocate(nbytes)
-            if offset is not None:
-                offsets.append(offset)
-                continue
-            if not victims:
-                wanted = nbytes * (count - len(offsets))
-                victims = self.dram.victims(wanted, self._slot_nbytes, droppable=droppable, keep=keep)[::-1].tolist()
-                if not victims:
-                    break
-            self._evict_some(victims, nbytes * (count - len(offsets)))
-        return offsets
-
-    def _evict_some(self, victims: list[int], nbytes: int) -> None:
-        """Give up the last of `victims`, and the last copies before it in the list that are of the same run, for up to
-        `nbytes` of room; takes them off the list.
-        """
-        table = self.table
-        block = victims.pop()
-        if table.state[block] != DramState.READY:  # gone together with one that it hung on
-            return
-        if table.segment[block] != NOWHERE or table.spent[block]:
-            self._evict(block)
-            return
-        run = self.run_of(block)
-        nbytes -= self._slot_nbytes[run.namespace]
-        while victims and nbytes > 0 and table.run[victims[-1]] == run.number:
-            if table.segment[victims[-1]] != NOWHERE or table.spent[victims[-1]]:
-                break
-            block = victims.pop()
-            nbytes -= self._slot_nbytes[run.namespace]
-        self.forget(block)  # the first of them in the chain: the others hang on it
-
-    def _evict(self, block: int) -> None:
-        if self.table.segment[block] != NOWHERE:
-            self.dram.free(block)
-            return
-        if self.table.spent[block] and self._holds_up(block):
-            self.table.spent[block] = False
-            self.dirty.add(block, float(self.tree.used_s[self.table.run[block]]))  # written after all
-            return
-        self.forget(block)
-
-    def _holds_up(self, block: int) -> bool:
-        """Whether a block that is still wanted hangs on this one."""
-        table, run = self.table, self.run_of(block)
-        at = int(np.flatnonzero(run.ids == block)[0])
-        ids = np.concatenate([run.ids[at + 1 :], *(child.ids for child in self.tree.below(run))])
-        there = (table.slot[ids] != NOWHERE) | (table.segment[ids] != NOWHERE)
-        return bool((there & ~table.spent[ids]).any())
 
     def evict_idle(self) -> None:
         """Give up every slot whose block has a copy below and is neither used nor pinned (tests and benchmarks: a
         cold DRAM tier).
         """
-        for block in self.dram.victims(self.dram.nbytes + PAGE_NBYTES, self._slot_nbytes, droppable=False).tolist():
-            if self.table.state[block] == DramState.READY:  # not gone together with one that it hung on
-                self._evict(block)
+        self._room.evict_idle()
 
     # -- put -----------------------------------------------------------------------------------------------------------
 
@@ -295,7 +227,7 @@ class Ledger:
         the others follow.
         """
         keep = {run.number for run, _ in self.tree.walk(chain, at)}
-        offsets = self._extents(self._slot_nbytes[namespace], stop - at, last_copies=True, keep=keep)
+        offsets = self._room.extents(self._slot_nbytes[namespace], stop - at, last_copies=True, keep=keep)
         if not offsets:
             return np.zeros(0, np.int32), 0
         stop = at + len(offsets)
@@ -438,86 +370,17 @@ class Ledger:
     # -- giving up -----------------------------------------------------------------------------------------------------
 
     def invalidate(self, chain: KeyChain, start: int) -> list[bytes]:
-        """Give up the blocks of `chain` from `start` on, and all that hangs on them; those in use as soon as they are
-        let go.
-
-        Returns their keys, also of those that the index does not know: a record that it has let go of may still lie in
-        a segment, and must not come back with a restart.
-        """
-        steps = self.tree.walk(chain)
-        at = 0
-        keys: list[bytes] = []
-        for run, count in steps:
-            if at + count > start:
-                cut = max(0, start - at)
-                ids = np.concatenate([run.ids[cut:], *(child.ids for child in self.tree.below(run))])
-                keys = [self.key_of(block) for block in ids.tolist()]
-                self._doomed.update(ids[(self.table.users[ids] > 0) | (self.table.pins[ids] > 0)].tolist())
-                self._forget(run, cut, dropping=False)
-                break
-            at += count
-        known = sum(count for _, count in steps)
-        return keys + [chain.key(index) for index in range(max(start, known), len(chain))]
+        """Give up the blocks of `chain` from `start` on, and all that hangs on them; see `GivingUp.invalidate`."""
+        return self._giving_up.invalidate(chain, start)
 
     def forget(self, block: int) -> None:
         """Drop a block and all that hangs on it, except what is in use or pinned."""
-        run = self.run_of(block)
-        self._forget(run, int(np.flatnonzero(run.ids == block)[0]))
+        self._giving_up.forget(block)
 
-    def _forget(self, run: Run, at: int, *, dropping: bool = True) -> None:
-        """Give up the blocks of `run` from `at` on and all that hangs on them, except what is in use or pinned."""
-        below = self.tree.below(run)
-        lost = [run.ids[at:][::-1], *(child.ids[::-1] for child in below)]
-        for ids in lost:
-            free = (self.table.users[ids] == 0) & (self.table.pins[ids] == 0)
-            for block in ids[free].tolist():
-                self.dropped_blocks += self._drop_copies(block) and dropping
-        for one in (run, *below):
-            self.dirty.settle(one)
-        for child in reversed(below):
-            self.prune(child)
-        self.prune(run)
-
-    def _drop_copies(self, block: int) -> bool:
-        """Give up every copy of a block; whether there was one."""
-        table = self.table
-        had = bool(table.slot[block] != NOWHERE or table.segment[block] != NOWHERE)
-        dirty = table.state[block] == DramState.READY and table.segment[block] == NOWHERE
-        if dirty and not table.spent[block]:
-            self.dirty.nbytes -= self._slot_nbytes[self.run_of(block).namespace]
-        if table.segment[block] != NOWHERE:
-            self._lose(block)
-        if table.slot[block] != NOWHERE:
-            self.dram.free(block)
-        table.spent[block] = False
-        return had
-
-    def prune(self, run: Run) -> None:
-        """Forget blocks without a copy at the end of `run`, and of what it hangs on, where nothing hangs on them."""
-        table = self.table
-        at: Run | None = run
-        while at is not None and len(at) and not at.children:
-            ids = at.ids[::-1]
-            kept = (
-                (table.slot[ids] != NOWHERE)
-                | (table.segment[ids] != NOWHERE)
-                | (table.users[ids] > 0)
-                | (table.pins[ids] > 0)
-            )
-            gone = len(ids) if not kept.any() else int(np.argmax(kept))
-            if not gone:
-                return
-            parent, whole = at.parent, gone == len(ids)
-            if whole:
-                self.dirty.since_s.pop(at.number, None)
-                self._scored_s.pop(at.number, None)
-            freed = self.tree.trim(at, len(ids) - gone)
-            self._doomed.difference_update(freed.tolist())
-            self.table.release(freed)
-            if not whole:
-                self.dirty.settle(at)
-                return
-            at = parent
+    @property
+    def dropped_blocks(self) -> int:
+        """Blocks that were given up though nobody asked for it."""
+        return self._giving_up.dropped_blocks
 
     # -- for the drivers -----------------------------------------------------------------------------------------------
 

@@ -17,12 +17,13 @@ from kvterrace.buffers import Bytes
 from kvterrace.engine.blocks import NOWHERE, DramState, Ids
 from kvterrace.engine.core import Core, OnResult
 from kvterrace.engine.gate import ReadGate
-from kvterrace.engine.landing import Copy, Landing, Want, device_failed, finish_read, scatter_all, verify, wanted_nbytes
+from kvterrace.engine.landing import Copy, Landing, Want, finish_read, scatter_all, wanted_nbytes
+from kvterrace.engine.layers import LayerReads
 from kvterrace.engine.transfers import Transfer, TransferKind
 from kvterrace.format.record import PAGE_NBYTES
 from kvterrace.health.breaker import Fault, fault_of
 from kvterrace.io.base import IoClass, IoKind, IoRequest, IoResult
-from kvterrace.types import Busy, Corrupt, DeviceFailed, GetOutcome, Hit, Miss, Stale, Tier
+from kvterrace.types import Busy, DeviceFailed, GetOutcome, Hit, Miss, Tier
 
 __all__ = ["Reader"]
 
@@ -54,6 +55,9 @@ class Reader:
         self._prefetching_nbytes = 0
         #: None where there is no SSD tier.
         self.gate = None if core.files is None else ReadGate(core.clock, str(core.files.folder))
+        self._layers = LayerReads(
+            core, self.gate, landing=self._landing, stopped=self._stopped, discard=self._discard, answer=self._answer
+        )
 
     @property
     def waiting(self) -> int:
@@ -111,7 +115,7 @@ class Reader:
                 elif self._core.ledger.table.state[want.block] != _EMPTY or self._is_gone(want):
                     self._route(want, copies)
                 elif want.transfer.layers is not None:
-                    if not self._land_layers(want, requests):
+                    if not self._layers.start(want, requests):
                         break
                 else:
                     batch = self._slotless(queue, at_once)
@@ -356,67 +360,6 @@ class Reader:
             segment=one.segment.number,
             page=one.offset // PAGE_NBYTES,
         )
-
-    def _land_layers(self, want: Want, requests: list[IoRequest]) -> bool:
-        """Read the header and the parts of the wanted layers into staging; False if there is no room for it now."""
-        core, ledger, gate = self._core, self._core.ledger, self.gate
-        entry, layers = core.entry_of(want.block), want.transfer.layers
-        assert layers is not None and core.files is not None and entry.namespace is not None and gate is not None
-        layout = entry.namespace.layout
-        parts = range(layers.start * layout.parts_per_layer, layers.stop * layout.parts_per_layer)
-        header_nbytes = entry.geometry.header_nbytes
-        first = int(entry.parts["offset"][parts.start]) // PAGE_NBYTES * PAGE_NBYTES
-        last = int(entry.parts["offset"][parts.stop - 1]) + int(entry.parts["nbytes"][parts.stop - 1])
-        span = -(-(last - first) // PAGE_NBYTES) * PAGE_NBYTES
-        staging = ledger.reserve_extent(header_nbytes + span)
-        if staging is None:
-            return False
-        memory = core.arena.view(staging, header_nbytes + span)
-        landing = self._landing(want, memory, parts)
-        results: list[IoResult] = []
-
-        def on_result(result: IoResult) -> None:
-            landing.segment.readers -= 1
-            if result.request.kind is IoKind.READ:
-                gate.ended(result)
-            core.stats.ssd_read_nbytes += result.nbytes
-            results.append(result)
-            if len(results) == 2:
-                call = IoRequest(IoKind.CALL, IoClass.DEMAND, finish=finish, tag=on_finished)
-                core.engine.submit([call])
-
-        def finish(_: IoResult) -> None:
-            failed = [result for result in results if not result.complete]
-            if failed:
-                landing.outcome = device_failed(landing.where, failed[0])
-            elif any(result.request.kind is not IoKind.READ for result in results):
-                landing.outcome = self._stopped()
-            else:
-                verify(landing, memory[header_nbytes:], first)
-
-        def on_finished(_: IoResult) -> None:
-            ledger.dram.allocator.free(staging)
-            outcome = landing.outcome
-            assert outcome is not None, "a read ended without a verdict"
-            # as for whole blocks: a copy is given up if the place is to blame, not the drive, nor the gate
-            if isinstance(outcome, Corrupt | Stale) or any(
-                fault_of(result.error) is Fault.MEDIA for result in results if not result.complete
-            ):
-                self._discard(landing, outcome)
-            self._answer(want, landing.fault or outcome)
-
-        file = core.files.file(landing.segment.number)
-        for at, piece in (
-            (landing.offset, memory[:header_nbytes]),
-            (landing.offset + header_nbytes + first, memory[header_nbytes:]),
-        ):
-            core.stats.ssd_read_requests += 1
-            landing.segment.readers += 1
-            request = IoRequest(IoKind.READ, IoClass.DEMAND, file, at, [piece], tag=on_result)
-            if not gate.admit(request):
-                request = IoRequest(IoKind.CALL, IoClass.DEMAND, tag=on_result)  # the drive is not asked
-            requests.append(request)
-        return True
 
     # -- ends ----------------------------------------------------------------------------------------------------------
 

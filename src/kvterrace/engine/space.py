@@ -10,7 +10,19 @@ import numpy as np
 from kvterrace.engine.blocks import NOWHERE, BlockTable, Ids
 from kvterrace.format.record import PAGE_NBYTES
 
-__all__ = ["Segment", "SegmentSpace", "SegmentState"]
+__all__ = ["MIN_CAP_NBYTES", "Segment", "SegmentSpace", "SegmentState", "segment_nbytes_for"]
+
+_SEGMENT_NBYTES = 64 << 20
+_SEGMENTS = 16
+#: The least capacity that is worth a tier: sixteen segments of 64 KiB.
+MIN_CAP_NBYTES = _SEGMENTS * (64 << 10)
+#: Kept free of segments: the lock file, and what a file system takes to say where files lie.
+_OVERHEAD_NBYTES = 32 << 10
+
+
+def segment_nbytes_for(cap_nbytes: int) -> int:
+    """Size of new segments under a cap of `cap_nbytes`: 64 MiB, or a sixteenth of the cap if that is less."""
+    return min(_SEGMENT_NBYTES, (cap_nbytes - _OVERHEAD_NBYTES) // _SEGMENTS)
 
 
 class SegmentState(enum.Enum):
@@ -131,6 +143,12 @@ class SegmentSpace:
         self.next_number += 1
         self.segments[segment.number] = segment
         return segment
+
+    def shut(self) -> None:
+        """Append no more to the open segment, if there is one: it is to be sealed."""
+        if self.open is not None:
+            self.open.state = SegmentState.SEALING
+            self.open = None
 
     def adopt(self, segment: Segment) -> None:
         """A segment found on the drive (recovery)."""

@@ -37,7 +37,8 @@ def check_invariants(store: Store) -> None:
             table, allocator = core.ledger.table, core.ledger.dram.allocator
             used = np.flatnonzero(table.users)
             assert not len(used), f"nothing is in flight, and blocks {used[:5].tolist()} are in use"
-            assert not core.ledger._doomed or table.pins[list(core.ledger._doomed)].all(), "doomed for nothing"  # noqa: SLF001
+            doomed = list(core.ledger.doomed_blocks)
+            assert not doomed or table.pins[doomed].all(), "doomed for nothing"
             staging = allocator.used_nbytes - _slots_nbytes(core.ledger)
             assert staging == 0, f"nothing is in flight, and {staging} B of staging are taken"
 
@@ -122,7 +123,7 @@ def _check_use(ledger: Ledger) -> None:
     writing = table.writing
     assert (table.state[writing] == DramState.READY).all(), "a slot is written that holds no block"
     assert (table.segment[writing] == NOWHERE).all(), "a block is written twice"
-    for block in ledger._doomed:  # noqa: SLF001
+    for block in ledger.doomed_blocks:
         assert table.run[block] != NOWHERE, f"block {block} is doomed and does not exist"
         assert table.users[block] or table.pins[block], f"block {block} is doomed, unused, and still there"
 

@@ -1,0 +1,110 @@
+"""Reads of some layers of a block: its header and the parts wanted, into staging, past the slots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from kvterrace.buffers import Bytes
+from kvterrace.engine.core import Core
+from kvterrace.engine.gate import ReadGate
+from kvterrace.engine.landing import Landing, Want, device_failed, verify
+from kvterrace.format.record import PAGE_NBYTES
+from kvterrace.health.breaker import Fault, fault_of
+from kvterrace.io.base import IoClass, IoKind, IoRequest, IoResult
+from kvterrace.types import Corrupt, DeviceFailed, GetOutcome, Stale
+
+__all__ = ["LayerReads"]
+
+
+class _NewLanding(Protocol):
+    def __call__(self, want: Want, memory: Bytes, parts: range | None = None) -> Landing: ...
+
+
+class LayerReads:
+    """Called under the store's lock, except for what runs on the engine's threads."""
+
+    def __init__(
+        self,
+        core: Core,
+        gate: ReadGate | None,
+        *,
+        landing: _NewLanding,
+        stopped: Callable[[], DeviceFailed],
+        discard: Callable[[Landing, GetOutcome], None],
+        answer: Callable[[Want, GetOutcome], None],
+    ) -> None:
+        """
+        Args:
+            landing: makes the landing of a want.
+            stopped: the outcome of a read that the gate did not let through.
+            discard: gives up the copy that a landing was to bring.
+            answer: ends a want.
+        """
+        self._core = core
+        self._gate = gate
+        self._landing = landing
+        self._stopped = stopped
+        self._discard = discard
+        self._answer = answer
+
+    def start(self, want: Want, requests: list[IoRequest]) -> bool:
+        """Read the header and the parts of the wanted layers into staging; False if there is no room for it now."""
+        core, ledger, gate = self._core, self._core.ledger, self._gate
+        entry, layers = core.entry_of(want.block), want.transfer.layers
+        assert layers is not None and core.files is not None and entry.namespace is not None and gate is not None
+        layout = entry.namespace.layout
+        parts = range(layers.start * layout.parts_per_layer, layers.stop * layout.parts_per_layer)
+        header_nbytes = entry.geometry.header_nbytes
+        first = int(entry.parts["offset"][parts.start]) // PAGE_NBYTES * PAGE_NBYTES
+        last = int(entry.parts["offset"][parts.stop - 1]) + int(entry.parts["nbytes"][parts.stop - 1])
+        span = -(-(last - first) // PAGE_NBYTES) * PAGE_NBYTES
+        staging = ledger.reserve_extent(header_nbytes + span)
+        if staging is None:
+            return False
+        memory = core.arena.view(staging, header_nbytes + span)
+        landing = self._landing(want, memory, parts)
+        results: list[IoResult] = []
+
+        def on_result(result: IoResult) -> None:
+            landing.segment.readers -= 1
+            if result.request.kind is IoKind.READ:
+                gate.ended(result)
+            core.stats.ssd_read_nbytes += result.nbytes
+            results.append(result)
+            if len(results) == 2:
+                call = IoRequest(IoKind.CALL, IoClass.DEMAND, finish=finish, tag=on_finished)
+                core.engine.submit([call])
+
+        def finish(_: IoResult) -> None:
+            failed = [result for result in results if not result.complete]
+            if failed:
+                landing.outcome = device_failed(landing.where, failed[0])
+            elif any(result.request.kind is not IoKind.READ for result in results):
+                landing.outcome = self._stopped()
+            else:
+                verify(landing, memory[header_nbytes:], first)
+
+        def on_finished(_: IoResult) -> None:
+            ledger.dram.allocator.free(staging)
+            outcome = landing.outcome
+            assert outcome is not None, "a read ended without a verdict"
+            # as for whole blocks: a copy is given up if the place is to blame, not the drive, nor the gate
+            if isinstance(outcome, Corrupt | Stale) or any(
+                fault_of(result.error) is Fault.MEDIA for result in results if not result.complete
+            ):
+                self._discard(landing, outcome)
+            self._answer(want, landing.fault or outcome)
+
+        file = core.files.file(landing.segment.number)
+        for at, piece in (
+            (landing.offset, memory[:header_nbytes]),
+            (landing.offset + header_nbytes + first, memory[header_nbytes:]),
+        ):
+            core.stats.ssd_read_requests += 1
+            landing.segment.readers += 1
+            request = IoRequest(IoKind.READ, IoClass.DEMAND, file, at, [piece], tag=on_result)
+            if not gate.admit(request):
+                request = IoRequest(IoKind.CALL, IoClass.DEMAND, tag=on_result)  # the drive is not asked
+            requests.append(request)
+        return True

@@ -1,0 +1,217 @@
+"""Making room on the drive: one segment at a time, what is worth keeping first, then the file."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from kvterrace.engine import reclaim
+from kvterrace.engine.blocks import NOWHERE, DramState, Ids
+from kvterrace.engine.core import Core
+from kvterrace.engine.pausing import PAUSE_S
+from kvterrace.engine.reader import Reader
+from kvterrace.engine.sealing import SegmentMaker
+from kvterrace.engine.space import Segment, SegmentState
+from kvterrace.engine.syncing import Syncing
+from kvterrace.engine.tombstones import Tombstones
+from kvterrace.engine.transfers import Transfer
+from kvterrace.types import DeviceFailed, Expired, Hit
+
+__all__ = ["Reclaimer"]
+
+#: Where every segment is in use, this long until they are looked at again.
+_RECLAIM_AGAIN_S = 0.02
+#: Reclaims called off in a row because DRAM had no room for what must not be lost, until one goes on without it: else
+#: a full DRAM tier and a full drive would wait for each other for ever.
+_CALL_OFFS = 12
+
+
+class Reclaimer:
+    """Carries out what `reclaim` decides. Used under the store's lock."""
+
+    def __init__(
+        self, core: Core, reader: Reader, maker: SegmentMaker, syncing: Syncing, tombstones: Tombstones
+    ) -> None:
+        assert core.files is not None and core.ledger.space is not None
+        self._core = core
+        self._reader = reader
+        self._maker = maker
+        self._syncing = syncing
+        self._tombstones = tombstones
+        self._space = core.ledger.space
+        self._reclaiming: Segment | None = None
+        self._carry: Transfer | None = None
+        self._moved: list[bool] | None = None  # tombstones of the segment being reclaimed are on their way elsewhere
+        self._moved_syncs: int | None = None
+        self._anew: tuple[Ids, npt.NDArray[np.int64]] | None = None  # given up, now to be written again: ids, put_seq
+        self._anew_syncs: tuple[list[bool], int] | None = None
+        self._avoided: set[int] = set()  # segments of which reclaim was called off since one succeeded
+        self._called_off = 0
+        self._carried: Ids = np.zeros(0, np.int32)
+        self._reclaim_again_s = 0.0
+        self._closing = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether a segment is being reclaimed."""
+        return self._reclaiming is not None
+
+    def close(self) -> None:
+        """Begin no more; what is under way is called off by the next `go_on`."""
+        self._closing = True
+
+    def is_done_with(self, segment: Segment) -> bool:
+        """Whether nothing in `segment` matters any more. Of one being reclaimed, nothing does once it cannot be called
+        off.
+        """
+        if segment is self._reclaiming and self._anew is None:
+            return False
+        return segment.state in (SegmentState.RECLAIMING, SegmentState.STUCK)
+
+    def ahead(self, now_s: float) -> None:
+        """Make room for the next segment while the open one still has some."""
+        segment = self._space.open
+        if segment is None or self._closing or self._space.room_for_segment():
+            return
+        if segment.used_nbytes > segment.file_nbytes // 2:
+            self.start(now_s)
+
+    def start(self, now_s: float) -> None:
+        """Begin to make room for one more segment, unless that is under way, or cannot be for now."""
+        if self._closing or self._reclaiming is not None:
+            return
+        if self._maker.sealing or self._space.in_state(SegmentState.SEALING):
+            return
+        if now_s < self._reclaim_again_s:
+            return
+        if self._reader.gate is not None and not self._reader.gate.is_open:
+            return  # what is worth keeping could not be read
+        ledger = self._core.ledger
+        found = reclaim.choose(ledger, now_s, only=lambda one: self._may_go(one) and one.number not in self._avoided)
+        if found is None:
+            self._avoided.clear()
+            found = reclaim.choose(ledger, now_s, only=self._may_go)
+        if found is None:
+            self._reclaim_again_s = now_s + _RECLAIM_AGAIN_S
+            return
+        segment, carry = found
+        fits = [ledger.geometry_of(block).record_nbytes <= self._space.max_record_nbytes for block in carry.tolist()]
+        carry = carry[np.array(fits, bool)]  # larger ones are from a store with larger segments
+        if self._called_off:  # there is little room in DRAM: only for what others need
+            pinned = ledger.table.pins[carry] > 0
+            needed = [reclaim.holds_up(ledger, segment, block) for block in carry.tolist()]
+            carry = carry[pinned | np.array(needed, bool)]
+        self._reclaiming = segment
+        segment.state = SegmentState.RECLAIMING
+        self._carried = carry
+        self._carry = self._reader.bring(carry, now_s)
+
+    def _may_go(self, segment: Segment) -> bool:
+        """Whether the tombstones of `segment`, if they are still needed, could be written elsewhere first."""
+        return self._maker.can_open or not self._kills_older(segment)
+
+    def _end(self) -> None:
+        self._reclaiming = self._carry = self._moved = self._moved_syncs = self._anew = self._anew_syncs = None
+
+    def _call_off(self, segment: Segment) -> None:
+        """What `segment` holds stays where it is, for now."""
+        segment.state = SegmentState.SEALED
+        self._avoided.add(segment.number)
+        self._end()
+
+    def go_on(self, now_s: float) -> None:
+        """Take the reclaim under way as far as it can go by now."""
+        segment, carry, ledger = self._reclaiming, self._carry, self._core.ledger
+        if segment is None or carry is None:
+            return
+        if self._closing:
+            self._call_off(segment)
+            return
+        if self._anew is not None:
+            if self._written_anew():
+                self._end()
+                self._maker.remove(segment)
+            return
+        if not carry.done:
+            return
+        live = segment.live_ids(ledger.table)
+        if segment.readers or (ledger.table.users[live] > 0).any():
+            return
+        missing = ledger.table.state[live] == DramState.EMPTY
+        if (ledger.table.pins[live] > 0)[missing].any():
+            self._reclaim_again_s = now_s + _RECLAIM_AGAIN_S
+            self._call_off(segment)  # active KV found no room in DRAM: this segment stays for now
+            return
+        missing &= np.isin(live, self._carried)
+        failed = any(isinstance(outcome, DeviceFailed | Expired) for outcome in carry.outcomes)
+        if (failed or self._called_off < _CALL_OFFS) and any(
+            reclaim.holds_up(ledger, segment, block) for block in live[missing].tolist()
+        ):
+            self._called_off += not failed
+            self._reclaim_again_s = now_s + (PAUSE_S if failed else _RECLAIM_AGAIN_S)
+            self._call_off(segment)
+            return
+        if self._kills_older(segment) and not self._tombstones_moved(segment, now_s):
+            return
+        self._core.stats.carried_blocks += sum(isinstance(outcome, Hit) for outcome in carry.outcomes)
+        self._core.stats.reclaimed_segments += 1
+        self._called_off = 0
+        self._avoided.clear()
+        anew = reclaim.give_up(ledger, segment, self._carried, now_s)
+        ledger.dirty.hurry(anew)
+        self._anew = anew, ledger.table.put_seq[anew]
+        if self._written_anew():
+            self._end()
+            self._maker.remove(segment)
+
+    def _written_anew(self) -> bool:
+        """Whether what was carried over is on the drive elsewhere, and synced, or cannot be before there is room. Until
+        then its old copies are what a crash leaves.
+        """
+        assert self._anew is not None
+        ledger = self._core.ledger
+        table, (ids, put_seq) = ledger.table, self._anew
+        if not len(ids) or not ledger.can_write or not self._maker.can_open:
+            return True
+        waits = (table.put_seq[ids] == put_seq) & (table.run[ids] != NOWHERE) & (table.state[ids] == DramState.READY)
+        waits &= (table.segment[ids] == NOWHERE) & ~table.spent[ids] & ~ledger.doomed(ids)
+        if waits.any():
+            self._anew_syncs = None
+            return False
+        if self._anew_syncs is None:
+            ended: list[bool] = []
+            self._anew_syncs = ended, self._syncing.sync(ended.append)
+        ended, wanted = self._anew_syncs
+        if len(ended) < wanted:
+            return False
+        if not all(ended):
+            self._anew_syncs = None  # what the SYNC has lost waits again
+        return all(ended)
+
+    def _tombstones_moved(self, segment: Segment, now_s: float) -> bool:
+        """Whether the tombstones of `segment` are on the drive elsewhere: what they kill is in older segments, and must
+        not come back. Where they cannot be written, reclaim is called off.
+        """
+        if self._moved is None:
+            self._tombstones.again(segment)
+            self._moved = []
+        if self._buried(self._moved):
+            return True
+        failed = self._moved_syncs is not None and len(self._moved) >= self._moved_syncs
+        if failed or (self._tombstones.wait and not self._maker.can_open):
+            self._reclaim_again_s = now_s + _RECLAIM_AGAIN_S
+            self._call_off(segment)
+        return False
+
+    def _kills_older(self, segment: Segment) -> bool:
+        return bool(segment.tombstones) and any(other < segment.number for other in self._space.segments)
+
+    def _buried(self, ended: list[bool]) -> bool:
+        """Whether every tombstone is written, and every SYNC since has succeeded; `ended` collects these, submitted by
+        the first call that finds all written.
+        """
+        if not self._tombstones.written:
+            return False
+        if self._moved_syncs is None:
+            self._moved_syncs = self._syncing.sync(ended.append)
+        return len(ended) >= self._moved_syncs and all(ended)

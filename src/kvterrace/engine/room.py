@@ -1,0 +1,134 @@
+"""Room in DRAM: who gets a slot, and who gives one up for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+import numpy as np
+
+from kvterrace.engine.blocks import NOWHERE, BlockTable, DramState, Ids
+from kvterrace.engine.dirty import DirtyRuns
+from kvterrace.engine.dram import DramSpace
+from kvterrace.engine.tree import Run, RunTree
+from kvterrace.format.record import PAGE_NBYTES
+
+__all__ = ["DramRoom"]
+
+
+class DramRoom:
+    """Makes room in the DRAM tier. Not thread-safe: the ledger's owner serialises."""
+
+    def __init__(
+        self,
+        table: BlockTable,
+        tree: RunTree,
+        dram: DramSpace,
+        dirty: DirtyRuns,
+        slot_nbytes: dict[int, int],
+        *,
+        forget: Callable[[int], None],
+        can_write: Callable[[], bool],
+    ) -> None:
+        """
+        Args:
+            slot_nbytes: size of a slot by namespace.
+            forget: gives up a block and all that hangs on it.
+            can_write: whether the tier below takes blocks.
+        """
+        self._table = table
+        self._tree = tree
+        self._dram = dram
+        self._dirty = dirty
+        self._slot_nbytes = slot_nbytes
+        self._forget = forget
+        self._can_write = can_write
+
+    def reserve_all(self, ids: Ids, state: DramState, *, last_copies: bool) -> int:
+        """Give blocks of one namespace slots, in order, as many as there is room for; returns how many.
+
+        For room, blocks that have a copy below are given up; with `last_copies`, where nothing can be written, others,
+        too, but none that these blocks hang on.
+        """
+        if not len(ids):
+            return 0
+        keep: set[int] = set()
+        for number in set(self._table.run[ids].tolist()):
+            run: Run | None = self._tree.run(number)
+            while run is not None and run.number not in keep:
+                keep.add(run.number)
+                run = run.parent
+        nbytes = self._slot_nbytes[self._run_of(int(ids[0])).namespace]
+        offsets = self.extents(nbytes, len(ids), last_copies=last_copies, keep=keep)
+        self._dram.take(ids[: len(offsets)], offsets, state)
+        return len(offsets)
+
+    def extents(self, nbytes: int, count: int, *, last_copies: bool, keep: Collection[int]) -> list[int]:
+        """Up to `count` extents of `nbytes`. Blocks that have a copy below are given up for them.
+
+        `last_copies`: where nothing can be written, blocks without one are given up, too, except in the runs `keep`.
+        """
+        allocate = self._dram.allocator.allocate
+        droppable = last_copies and not self._can_write()
+        offsets: list[int] = []
+        victims: list[int] = []
+        while len(offsets) < count:
+            offset = allocate(nbytes)
+            if offset is not None:
+                offsets.append(offset)
+                continue
+            if not victims:
+                wanted = nbytes * (count - len(offsets))
+                victims = self._dram.victims(wanted, self._slot_nbytes, droppable=droppable, keep=keep)[::-1].tolist()
+                if not victims:
+                    break
+            self._evict_some(victims, nbytes * (count - len(offsets)))
+        return offsets
+
+    def _evict_some(self, victims: list[int], nbytes: int) -> None:
+        """Give up the last of `victims`, and the last copies before it in the list that are of the same run, for up to
+        `nbytes` of room; takes them off the list.
+        """
+        table = self._table
+        block = victims.pop()
+        if table.state[block] != DramState.READY:  # gone together with one that it hung on
+            return
+        if table.segment[block] != NOWHERE or table.spent[block]:
+            self._evict(block)
+            return
+        run = self._run_of(block)
+        nbytes -= self._slot_nbytes[run.namespace]
+        while victims and nbytes > 0 and table.run[victims[-1]] == run.number:
+            if table.segment[victims[-1]] != NOWHERE or table.spent[victims[-1]]:
+                break
+            block = victims.pop()
+            nbytes -= self._slot_nbytes[run.namespace]
+        self._forget(block)  # the first of them in the chain: the others hang on it
+
+    def _evict(self, block: int) -> None:
+        if self._table.segment[block] != NOWHERE:
+            self._dram.free(block)
+            return
+        if self._table.spent[block] and self._holds_up(block):
+            self._table.spent[block] = False
+            self._dirty.add(block, float(self._tree.used_s[self._table.run[block]]))  # written after all
+            return
+        self._forget(block)
+
+    def _holds_up(self, block: int) -> bool:
+        """Whether a block that is still wanted hangs on this one."""
+        table, run = self._table, self._run_of(block)
+        at = int(np.flatnonzero(run.ids == block)[0])
+        ids = np.concatenate([run.ids[at + 1 :], *(child.ids for child in self._tree.below(run))])
+        there = (table.slot[ids] != NOWHERE) | (table.segment[ids] != NOWHERE)
+        return bool((there & ~table.spent[ids]).any())
+
+    def evict_idle(self) -> None:
+        """Give up every slot whose block has a copy below and is neither used nor pinned (tests and benchmarks: a
+        cold DRAM tier).
+        """
+        for block in self._dram.victims(self._dram.nbytes + PAGE_NBYTES, self._slot_nbytes, droppable=False).tolist():
+            if self._table.state[block] == DramState.READY:  # not gone together with one that it hung on
+                self._evict(block)
+
+    def _run_of(self, block: int) -> Run:
+        return self._tree.run(int(self._table.run[block]))

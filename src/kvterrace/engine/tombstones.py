@@ -1,0 +1,121 @@
+"""Invalidations on their way to the drive, so that a restart does not bring back what was given up."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+from kvterrace.engine.core import Core
+from kvterrace.engine.pausing import WritePause
+from kvterrace.engine.space import Segment
+from kvterrace.format.record import (
+    PAGE_NBYTES,
+    RecordHeader,
+    decode_header,
+    encode_tombstone,
+    pad_to_page,
+    place,
+    tombstone_nbytes_for,
+)
+from kvterrace.format.segment import TOMBSTONE_DTYPE
+from kvterrace.io.base import IoClass, IoKind, IoRequest, IoResult
+from kvterrace.keys import KEY_NBYTES
+
+__all__ = ["Tombstones"]
+
+#: Keys of one tombstone record.
+_KEYS = 4096
+
+
+class Tombstones:
+    """The line of keys to be written down as dead. Used under the store's lock."""
+
+    def __init__(self, core: Core, pause: WritePause, on_written: Callable[[Segment], None]) -> None:
+        """`on_written` is told of each segment that a tombstone was written to."""
+        assert core.files is not None and core.ledger.space is not None
+        self._core = core
+        self._pause = pause
+        self._on_written = on_written
+        self._files = core.files
+        self._space = core.ledger.space
+        self._waiting: list[tuple[bytes, bytes, int]] = []  # namespace digest, key, put-sequence
+        self._burying: dict[int, int] = {}  # put-sequence -> tombstone records of it in flight
+        #: Writes in flight.
+        self.writes = 0
+
+    @property
+    def wait(self) -> bool:
+        """Whether some are to be written that are not being written yet."""
+        return bool(self._waiting)
+
+    @property
+    def written(self) -> bool:
+        """Whether none waits and none is under way."""
+        return not self._waiting and not self._burying
+
+    def owes(self, put_seq: int) -> bool:
+        """Whether one from before the put-sequence number `put_seq` is still to be written."""
+        return any(seq < put_seq for _, _, seq in self._waiting) or any(seq < put_seq for seq in self._burying)
+
+    def add(self, namespace: bytes, keys: list[bytes], put_seq: int) -> None:
+        """Blocks of these keys from before the put-sequence number `put_seq` are dead."""
+        self._waiting.extend((namespace, key, put_seq) for key in keys)
+
+    def again(self, segment: Segment) -> None:
+        """Write those of `segment` once more, elsewhere."""
+        waiting = set(self._waiting)
+        self._waiting.extend(one for one in segment.tombstones if one not in waiting)
+
+    def write(self) -> None:
+        """Submit one record of those that wait, into the open segment; shut that if it has no room."""
+        core, segment = self._core, self._space.open
+        if not self._waiting or segment is None:
+            return
+        digest, _, put_seq = self._waiting[0]
+        most = self._most_keys
+        some = list(itertools.takewhile(lambda one: (one[0], one[2]) == (digest, put_seq), self._waiting[:most]))
+        nbytes = tombstone_nbytes_for(len(some))
+        rows_nbytes = pad_to_page(len(some) * TOMBSTONE_DTYPE.itemsize)  # what its keys add to the footer
+        if not self._space.fits(segment, nbytes + rows_nbytes, core.numbers[digest]):
+            self._space.shut()
+            return
+        staging = core.ledger.reserve_extent(nbytes)
+        if staging is None:
+            return
+        memory = core.arena.view(staging, nbytes)
+        keys = b"".join(key for _, key, _ in some)
+        encode_tombstone(keys, memory, put_seq=put_seq, namespace=digest)
+        offset = self._space.place(segment, nbytes, core.numbers[digest])
+        segment.reserved_nbytes += rows_nbytes
+        place(memory, self._files.nonce(segment.number), offset)
+        header = decode_header(memory)
+        assert isinstance(header, RecordHeader)
+        del self._waiting[: len(some)]
+        self._burying[put_seq] = self._burying.get(put_seq, 0) + 1
+        segment.writers += 1
+        self.writes += 1
+
+        def on_result(result: IoResult) -> None:
+            self.writes -= 1
+            segment.writers -= 1
+            self._burying[put_seq] -= 1
+            if not self._burying[put_seq]:
+                del self._burying[put_seq]
+            core.ledger.dram.allocator.free(staging)
+            core.stats.ssd_written_nbytes += result.nbytes
+            if result.complete:
+                self._files.footers[segment.number].add(header, tombstone_keys=keys)
+                segment.tombstones.extend(some)
+                self._on_written(segment)
+            else:
+                self._waiting.extend(some)
+                self._pause.failed(segment, result)
+
+        file = self._files.file(segment.number)
+        core.engine.submit([IoRequest(IoKind.WRITE, IoClass.DEMOTION, file, offset, [memory], tag=on_result)])
+
+    @property
+    def _most_keys(self) -> int:
+        """Keys that a tombstone may have so that it, and its rows in the footer, fit half a segment and some DRAM."""
+        room = min(self._space.segment_nbytes // 6, self._core.arena.nbytes // 4) - 2 * PAGE_NBYTES
+        return max(PAGE_NBYTES // KEY_NBYTES, min(_KEYS, room // KEY_NBYTES))

@@ -1,0 +1,79 @@
+"""From options to an open store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kvterrace.clock import SystemClock
+from kvterrace.config import parse_nbytes
+from kvterrace.engine.dirty import WritePolicy
+from kvterrace.engine.space import MIN_CAP_NBYTES
+from kvterrace.errors import ConfigError
+from kvterrace.format.record import PAGE_NBYTES
+from kvterrace.io.posix import PosixEngine
+from kvterrace.shutdown import flush_at_exit
+from kvterrace.store import Store
+from kvterrace.tiers.directory import StoreDirectory
+
+__all__ = ["open_store"]
+
+
+def open_store(
+    path: str | Path | None,
+    *,
+    dram_bytes: int | str = "1GiB",
+    ssd_bytes: int | str = "16GiB",
+    partition: str = "main",
+    write_behind_s: float = 2.0,
+    busy_after_s: float = 5.0,
+    sigterm_flush: bool = True,
+) -> Store:
+    """Open a store, making it if `path` is missing or empty. Blocks while it reads the index and prefaults DRAM.
+
+    Args:
+        path: folder of the store; None for a ladder of DRAM alone.
+        dram_bytes: size of the DRAM tier, reserved at once. At least a few blocks.
+        ssd_bytes: what all files of this partition may take together, at any time.
+        partition: name of the part of the store that this process writes; one process at a time.
+        write_behind_s: a block that has been idle this long is written to the SSD.
+        busy_after_s: how long a block waits for room before it is answered `Busy`.
+        sigterm_flush: flush on SIGTERM where the process has no handler of its own; the process then ends at once with
+            status 143 (`os._exit`: nothing else that waits for its end is run).
+
+    Raises:
+        ConfigError: an argument that cannot work.
+        StoreUnusableError: or one of its kinds: not a store, a newer format, locked by another process, no permission.
+    """
+    dram_nbytes = parse_nbytes(dram_bytes, "dram_bytes") // PAGE_NBYTES * PAGE_NBYTES
+    ssd_nbytes = parse_nbytes(ssd_bytes, "ssd_bytes")
+    if dram_nbytes < PAGE_NBYTES:
+        raise ConfigError(f"dram_bytes: {dram_nbytes} B is too small; give at least a few blocks' worth, e.g. 1GiB")
+    if path is not None and ssd_nbytes < MIN_CAP_NBYTES:
+        raise ConfigError(
+            f"ssd_bytes: {ssd_nbytes} B is too small for a store on a drive; give at least "
+            f"{MIN_CAP_NBYTES} B, or path=None for DRAM alone"
+        )
+    clock = SystemClock()
+    directory = None
+    engine = None
+    try:
+        if path is not None:
+            directory = StoreDirectory.open(Path(path), partition, created_unix_s=clock.unix_s())
+        engine = PosixEngine()
+        store = Store(
+            dram_nbytes=dram_nbytes,
+            ssd_nbytes=ssd_nbytes,
+            directory=directory,
+            engine=engine,
+            clock=clock,
+            writes=WritePolicy(after_s=write_behind_s),
+            busy_after_s=busy_after_s,
+        )
+    except BaseException:
+        if engine is not None:
+            engine.close(1.0)
+        if directory is not None:
+            directory.close()
+        raise
+    flush_at_exit(store, on_sigterm=sigterm_flush)
+    return store
