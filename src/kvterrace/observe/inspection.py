@@ -206,6 +206,10 @@ def inspect_store(root: Path) -> Inspection:
     problems += [
         f"namespaces/{digest.hex()}.json {found}" for digest, found in namespaces.items() if isinstance(found, str)
     ]
+    problems += [
+        f"{path.relative_to(root)} was left by a purge that was interrupted: run the purge again"
+        for path in folder.unfinished_purges()
+    ]
     partitions = [_inspect_partition(folder, path) for path in folder.partitions()]
     return Inspection(root, folder.marker, namespaces, partitions, problems)
 
