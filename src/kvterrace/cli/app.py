@@ -1,7 +1,7 @@
 """The command line's frame: options, exit statuses, errors. What a command does lies in a module of its own.
 
-Exit statuses: 0 done; 1 the demo's or verify's check failed, or not all could be purged; 2 bad input or an unusable store, one line on stderr;
-130 interrupted.
+Exit statuses: 0 done; 1 the demo's or verify's check failed, or not all could be purged; 2 bad input or an unusable
+store, one line on stderr; 130 interrupted.
 """
 
 from __future__ import annotations

@@ -23,9 +23,9 @@ __all__ = ["EPILOGUE", "SCHEMA", "command"]
 SCHEMA = "kvterrace.purge/1"
 
 EPILOGUE = (
-    "What it cannot reach: an SSD keeps old copies of overwritten flash pages until it collects them; snapshots, backups "
-    "and copy-on-write file systems (btrfs, zfs) keep old blocks; and segments that the store itself removed earlier were "
-    "not overwritten. Where that matters, keep the store on an encrypted volume and destroy its key."
+    "What it cannot reach: an SSD keeps old copies of overwritten flash pages until it collects them; snapshots, "
+    "backups and copy-on-write file systems (btrfs, zfs) keep old blocks; and segments that the store itself removed "
+    "earlier were not overwritten. Where that matters, keep the store on an encrypted volume and destroy its key."
 )
 
 
@@ -155,7 +155,7 @@ def _lines(report: PurgeReport, *, dry_run: bool) -> list[str]:
         lines.append(f"{human_nbytes(unknown)} in them belonged to no record, and could have been anything")
     entries = sum(one.quarantine_entries for one in parts)
     if entries:
-        lines.append(f"{count(entries, 'quarantine entry').replace('entrys', 'entries')} named a purged block: zeroed")
+        lines.append(f"of the quarantine logs, {count(entries, 'line')} named a purged block and were zeroed")
     lines += [f"{name}: left by an interrupted purge; overwritten and removed" for name in report.finished]
     lines += [f"description of namespace {digest.hex()}: removed" for digest in report.descriptions]
     damaged = sum(one.damaged_records for one in parts)

@@ -1,0 +1,142 @@
+"""`purge_store`: what was meant is gone from the drive, everything else is served as before."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from tests.crash.kit import segments
+from tests.crash.purge_kit import ACME, BETA, World, chain, padded, rich_world
+
+from kvterrace.maintenance.purge import purge_store
+from kvterrace.maintenance.report import PurgeReport
+from kvterrace.maintenance.selection import ByNamespace, BySequence, ByTenant, Target
+from kvterrace.observe.verification import verify_store
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return rich_world(tmp_path_factory.mktemp("world") / "kv")
+
+
+@pytest.fixture
+def world(built: World, tmp_path: Path) -> World:
+    """A copy of the rich store."""
+    root = tmp_path / "kv"
+    shutil.copytree(built.root, root)
+    return World(root, built.records, built.live, built.chains, built.contents)
+
+
+def purged(world: World, target: Target, partition: str | None = None) -> PurgeReport:
+    report = purge_store(world.root, target, partition=partition)
+    assert report.failures == []
+    found = verify_store(world.root)
+    assert found.faults == []
+    return report
+
+
+TARGETS: dict[str, Target] = {
+    "namespace": ByNamespace(ACME.digest.hex()),
+    "prefix": ByNamespace(BETA.digest.hex()[:6]),
+    "tenant": ByTenant("beta"),
+    **{f"sequence {label}": BySequence(padded(label)) for label in ("a", "b", "c", "d", "e", "f1", "g", "h")},
+}
+
+
+def meant(world: World, what: str) -> set[tuple[bytes, bytes]]:
+    if what.startswith("sequence "):
+        return world.of_label(what.removeprefix("sequence "))
+    return world.of_namespace(ACME if what == "namespace" else BETA)
+
+
+@pytest.mark.parametrize("what", TARGETS)
+def test_what_was_meant_is_gone_and_the_rest_is_served(world: World, what: str) -> None:
+    gone = meant(world, what)
+    world.present(gone)
+    before = len(segments(world.root)) + len(segments(world.root, "other"))
+    report = purged(world, TARGETS[what])
+    assert report.complete
+    records = [one for one in world.records if one[1] in gone]
+    assert sum(one.records for one in report.partitions) == len(records)
+    live = sum(len(world.live[partition] & gone) for partition in world.live)
+    assert sum(one.live_records for one in report.partitions) == live
+    assert sum(one.record_nbytes for one in report.partitions) == 8192 * len(records)
+    world.absent(gone)
+    world.served(gone)
+    assert len(segments(world.root)) + len(segments(world.root, "other")) <= before
+
+
+def test_before_a_purge_everything_is_served(world: World) -> None:
+    world.served(set())
+
+
+@pytest.mark.parametrize("what", ["tenant", "sequence a"])
+def test_a_second_purge_finds_nothing(world: World, what: str) -> None:
+    purged(world, TARGETS[what])
+    before = {path: path.read_bytes() for path in world.root.rglob("*.seg")}
+    report = purged(world, TARGETS[what])
+    assert [one.records + one.segments for one in report.partitions] == [0, 0]
+    assert {path: path.read_bytes() for path in world.root.rglob("*.seg")} == before
+
+
+def test_counts_of_a_sequence_tell_copies_from_what_hangs_on_it(world: World) -> None:
+    report = purged(world, BySequence(padded("a")))
+    main, other = report.partitions
+    # ACME 1 2 3 4 5 and BETA 1 2 3 4 5 bear the label. On ACME's 3 hang b's 9 9 9 (two of them invalidated) and h's 6.
+    assert (main.records, main.live_records) == (10 + 3 + 1, 10 + 1 + 1)
+    assert (main.copy_records, main.descendant_records) == (0, 3 + 1)
+    # ACME 1 2 3 again under the label g, and 9 1 behind.
+    assert (other.records, other.live_records, other.copy_records, other.descendant_records) == (5, 5, 3, 2)
+
+
+def test_descriptions_go_with_their_last_record(world: World) -> None:
+    path = world.root / "namespaces" / f"{BETA.digest.hex()}.json"
+    report = purge_store(world.root, ByTenant("beta"), partition="other")
+    assert report.complete and path.is_file()
+    assert report.descriptions == []
+    report = purge_store(world.root, ByTenant("beta"))
+    assert report.descriptions == [BETA.digest]
+    assert not path.exists()
+    assert (world.root / "namespaces" / f"{ACME.digest.hex()}.json").is_file()
+    assert b"beta" not in b"".join(each.read_bytes() for each in world.root.rglob("*") if each.is_file())
+
+
+def test_one_partition_only(world: World) -> None:
+    gone = world.of_namespace(BETA)
+    report = purged(world, ByTenant("beta"), partition="other")
+    assert [one.name for one in report.partitions] == ["other"]
+    world.live = {"main": world.live["main"], "other": world.live["other"] - gone}
+    world.served(set())
+
+
+def test_a_dry_run_changes_nothing_and_counts_the_same(world: World) -> None:
+    before = {path: path.read_bytes() for path in world.root.rglob("*") if path.is_file() and path.name != "lock"}
+    report = purge_store(world.root, BySequence(padded("a")), dry_run=True)
+    after = {path: path.read_bytes() for path in world.root.rglob("*") if path.is_file() and path.name != "lock"}
+    assert after == before
+    done = purged(world, BySequence(padded("a")))
+    for planned, made in zip(report.partitions, done.partitions, strict=True):
+        assert (planned.records, planned.live_records) == (made.records, made.live_records)
+        assert (planned.copy_records, planned.descendant_records) == (made.copy_records, made.descendant_records)
+        assert (planned.segments, planned.record_nbytes) == (made.segments, made.record_nbytes)
+
+
+def test_an_invalidated_block_does_not_come_back_though_its_tombstones_segment_went(tmp_path: Path) -> None:
+    world = World(tmp_path / "kv")
+    kept = chain(ACME, 1, 2, 3)
+    with world.open() as store:
+        world.put(store, "main", kept, "kept")
+    with world.open() as store:  # the tombstone lies in a later segment than what it kills
+        world.invalidate(store, "main", kept, 1)
+        world.put(store, "main", chain(BETA, 1, 2), "gone")
+    assert len(segments(world.root)) == 2
+    report = purged(world, ByTenant("beta"))
+    assert report.partitions[0].segments == 1
+    assert segments(world.root)[0].name == "00000001.seg"  # untouched: only the tombstone holds it down
+    world.served(world.of_namespace(BETA))
+    world.absent(world.of_namespace(BETA))
+    report = purged(world, BySequence(padded("kept")))
+    assert report.partitions[0].tombstone_keys == 2
+    world.absent(world.of_namespace(ACME) | world.of_namespace(BETA))
+    assert segments(world.root) == []
