@@ -14,6 +14,7 @@ from kvterrace.buffers import Bytes
 from kvterrace.format.record import PAGE_NBYTES
 from kvterrace.io.base import IoClass, IoFile, IoKind, IoRequest
 from kvterrace.io.posix import PosixEngine
+from kvterrace.observe.folder import ERASED_SUFFIX
 
 __all__ = ["Drive", "aligned"]
 
@@ -46,6 +47,14 @@ class Drive:
         """Give a file another name in its folder, durably. Raises OSError."""
         path.rename(to)
         self.engine.sync_folder(path.parent)
+
+    def retire(self, path: Path) -> Path:
+        """Take a file out of use by giving it another name, durably; returns that. Overwritten in place, a file that
+        somebody still believed would be found damaged. Raises OSError.
+        """
+        gone = path.with_name(path.name + ERASED_SUFFIX)
+        self.rename(path, gone)
+        return gone
 
     def erase(
         self, path: Path, kept: Iterable[tuple[int, int]] = (), on_written: Callable[[int], object] = lambda _: None

@@ -7,14 +7,16 @@ for each block a line with namespace digest and key in hexadecimal, and a last l
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
+
 from kvterrace.errors import StoreUnusableError
 from kvterrace.format.checksum import crc32c
-from kvterrace.maintenance.drive import Drive
+from kvterrace.format.record import pad_to_page
+from kvterrace.maintenance.drive import Drive, aligned
 from kvterrace.observe.folder import PENDING_NAME
 
 __all__ = ["read_pending", "remove_pending", "write_pending"]
@@ -47,23 +49,29 @@ def read_pending(root: Path) -> set[bytes]:
 
 def write_pending(root: Path, drive: Drive, blocks: Iterable[bytes]) -> None:
     """Put the file there, durably, whole or not at all. Raises OSError."""
-    path = root / PENDING_NAME
-    part = path.with_name(f".{path.name}.part")
+    path, part = root / PENDING_NAME, root / f".{PENDING_NAME}.part"
     body = _HEAD + b"".join(block.hex().encode() + b"\n" for block in sorted(blocks))
+    body += b"%08x\n" % crc32c(body)
+    memory = aligned(pad_to_page(len(body)))
+    memory[: len(body)] = np.frombuffer(body, np.uint8)
+    part.unlink(missing_ok=True)
+    file = drive.engine.create(part, memory.nbytes)
     try:
-        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(fd, "wb") as file:
-            file.write(body + b"%08x\n" % crc32c(body))
-            file.flush()
-            os.fsync(fd)
-        drive.rename(part, path)
+        drive.write(file, 0, memory)
+        drive.engine.truncate(file, len(body))
+        drive.sync(file)
     except OSError:
-        part.unlink(missing_ok=True)
+        part.unlink()
         raise
+    finally:
+        drive.engine.close_file(file)
+    drive.rename(part, path)
 
 
 def remove_pending(root: Path, drive: Drive) -> None:
-    """Overwrite and remove the file, and what a crash has left of one. Raises OSError."""
-    for path in (root / PENDING_NAME, root / f".{PENDING_NAME}.part"):
-        if path.is_file():
-            drive.erase(path)
+    """Overwrite and remove the file, and what a crash has left of one half-written. Raises OSError."""
+    if (root / PENDING_NAME).is_file():
+        drive.erase(drive.retire(root / PENDING_NAME))
+    part = root / f".{PENDING_NAME}.part"
+    if part.is_file():
+        drive.erase(part)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from kvterrace.errors import ConfigError, NotAStoreError, StoreLockedError
-from kvterrace.format.record import RecordKind
+from kvterrace.format.record import RecordKind, pad_to_page
 from kvterrace.health.quarantine import ENTRY_NBYTES, BadBlock, decode, log_generation
 from kvterrace.keys import Namespace
 from kvterrace.maintenance.census import FoundSegment, take_census
@@ -150,7 +150,8 @@ class _Purge:
         """Overwrite what an interrupted purge has taken out of use; returns the partitions where that failed."""
         blocked = set()
         for path in self._folder.unfinished_purges():
-            if path.suffix != ERASED_SUFFIX or path.parent not in self._paths:
+            unlocked = path.is_relative_to(self._folder.root / "partitions") and path.parent not in self._paths
+            if path.suffix != ERASED_SUFFIX or unlocked:
                 continue
             where = str(path.relative_to(self._folder.root))
             try:
@@ -225,7 +226,7 @@ class _Purge:
         return zeroed
 
     def _overwrite(self, path: Path, data: bytes) -> None:
-        memory = aligned(-(-len(data) // 4096) * 4096)
+        memory = aligned(pad_to_page(len(data)))
         memory[: len(data)] = memoryview(data)
         file = self._drive.engine.reopen(path)
         try:
@@ -251,7 +252,7 @@ class _Purge:
             for path in sorted(folder.glob(f".{name}.*")):  # half-written
                 self._drive.erase(path)
             if (folder / name).is_file():
-                self._drive.erase(folder / name)
+                self._drive.erase(self._drive.retire(folder / name))
                 self._report.descriptions.append(digest)
 
 

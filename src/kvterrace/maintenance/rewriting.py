@@ -23,7 +23,6 @@ from kvterrace.maintenance.drive import Drive
 from kvterrace.maintenance.output import Need, OutputSegment, identity, tombstone_groups
 from kvterrace.maintenance.report import Failure, PartitionPurge, PurgeReport
 from kvterrace.maintenance.selection import Selection
-from kvterrace.observe.folder import ERASED_SUFFIX
 from kvterrace.observe.medium import MediumFile
 
 __all__ = ["Pass"]
@@ -189,9 +188,7 @@ class Pass:
 
     def _write_anew(self, drive: Drive, one: FoundSegment, plan: _Plan) -> None:
         kept = self._copy(drive, one, plan) if plan.need.records else []
-        path = one.file.path
-        gone = path.with_suffix(ERASED_SUFFIX)
-        drive.rename(path, gone)
+        gone = drive.retire(one.file.path)
         del self._segments[one.number]
         self._output_counts = self._output is not None
         self._done.overwritten_nbytes += drive.erase(gone, kept)
