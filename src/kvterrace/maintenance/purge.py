@@ -141,10 +141,15 @@ class _Purge:
         for path, segments in found.items():
             if path not in blocked:
                 self._partition(path, segments, selection)
-        if not report.failures:
+        if report.failures:
+            return
+        try:
             self._forget_namespaces(selection)
             if not pending or len(self._paths) == len(_partitions(self._folder, None)):
                 remove_pending(root, self._drive)
+        except OSError as error:
+            where = Path(error.filename).name if error.filename else str(root)
+            report.failures.append(Failure(where, f"{error.strerror or error}: purge again when that is mended"))
 
     def _finish_earlier(self) -> set[Path]:
         """Overwrite what an interrupted purge has taken out of use; returns the partitions where that failed."""

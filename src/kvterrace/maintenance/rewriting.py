@@ -156,15 +156,8 @@ class Pass:
 
     def run(self, drive: Drive) -> int:
         """Write anew what has to be; returns how many segments went. What could not be done is in the report."""
-        for one in self._scanned:
-            # A copy made before a crash may be in the drive's cache only, while its original is about to go.
-            file = drive.engine.reopen(one.file.path)
-            try:
-                drive.sync(file)
-            finally:
-                drive.engine.close_file(file)
         removed = 0
-        failed: set[int] = set()
+        failed = self._sync_scanned(drive)
         # First what leaves nothing behind: it makes room, and takes none.
         for with_rest in (False, True):
             for one in self._used:
@@ -185,6 +178,25 @@ class Pass:
         except OSError as error:
             self._report.notes.append(f"{self._folder.name}: a new segment was not sealed ({error}): the store will")
         return removed
+
+    def _sync_scanned(self, drive: Drive) -> set[int]:
+        """Make unsealed segments durable: a copy made before a crash may be in the drive's cache only, while its
+        original is about to go. Where one cannot be, none of the originals goes: every other segment's number.
+        """
+        for one in self._scanned:
+            try:
+                file = drive.engine.reopen(one.file.path)
+                try:
+                    drive.sync(file)
+                finally:
+                    drive.engine.close_file(file)
+            except OSError as error:
+                where = f"{self._folder.name}/{one.file.path.name}"
+                self._report.failures.append(
+                    Failure(where, f"{error.strerror or error}: purge again when that is mended")
+                )
+                return set(self._segments)
+        return set()
 
     def _write_anew(self, drive: Drive, one: FoundSegment, plan: _Plan) -> None:
         kept = self._copy(drive, one, plan) if plan.need.records else []
