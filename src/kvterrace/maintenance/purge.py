@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from kvterrace.errors import ConfigError, NotAStoreError, StoreLockedError
-from kvterrace.format.record import RecordKind, pad_to_page
+from kvterrace.errors import ConfigError, NotAStoreError, StoreLockedError, StoreUnusableError
+from kvterrace.format.record import PAGE_NBYTES, RecordKind, pad_to_page
 from kvterrace.health.quarantine import ENTRY_NBYTES, BadBlock, decode, log_generation
 from kvterrace.keys import Namespace
 from kvterrace.maintenance.census import FoundSegment, take_census
@@ -137,7 +137,13 @@ class _Purge:
             report.notes += [f"{path}: left by an interrupted purge" for path in self._folder.unfinished_purges()]
             return
         if selection.pending - pending:
-            write_pending(root, self._drive, selection.pending)
+            try:
+                write_pending(root, self._drive, selection.pending)
+            except OSError as error:
+                raise StoreUnusableError(
+                    f"{root}: cannot write down what has to go: {error.strerror or error}; free about "
+                    f"{130 * len(selection.pending) + PAGE_NBYTES} B there; nothing was changed"
+                ) from error
         for path, segments in found.items():
             if path not in blocked:
                 self._partition(path, segments, selection)
