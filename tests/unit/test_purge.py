@@ -36,6 +36,16 @@ def purged(world: World, target: Target, partition: str | None = None) -> PurgeR
     return report
 
 
+def linked(world: World) -> Path:
+    """A second name for every file of the store: what is in them when the first is gone."""
+    links = world.root.with_name("links")
+    for path in [path for path in world.root.rglob("*") if path.is_file()]:
+        place = links / path.relative_to(world.root)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.hardlink_to(path)
+    return links
+
+
 TARGETS: dict[str, Target] = {
     "namespace": ByNamespace(ACME.digest.hex()),
     "prefix": ByNamespace(BETA.digest.hex()[:6]),
@@ -55,6 +65,7 @@ def test_what_was_meant_is_gone_and_the_rest_is_served(world: World, what: str) 
     gone = meant(world, what)
     world.present(gone)
     before = len(segments(world.root)) + len(segments(world.root, "other"))
+    links = linked(world)
     report = purged(world, TARGETS[what])
     assert report.complete
     records = [one for one in world.records if one[1] in gone]
@@ -63,6 +74,7 @@ def test_what_was_meant_is_gone_and_the_rest_is_served(world: World, what: str) 
     assert sum(one.live_records for one in report.partitions) == live
     assert sum(one.record_nbytes for one in report.partitions) == 8192 * len(records)
     world.absent(gone)
+    world.absent(gone, root=links)  # overwritten, not just unlinked
     world.served(gone)
     assert len(segments(world.root)) + len(segments(world.root, "other")) <= before
 
@@ -92,6 +104,7 @@ def test_counts_of_a_sequence_tell_copies_from_what_hangs_on_it(world: World) ->
 
 def test_descriptions_go_with_their_last_record(world: World) -> None:
     path = world.root / "namespaces" / f"{BETA.digest.hex()}.json"
+    links = linked(world)
     report = purge_store(world.root, ByTenant("beta"), partition="other")
     assert report.complete and path.is_file()
     assert report.descriptions == []
@@ -99,7 +112,8 @@ def test_descriptions_go_with_their_last_record(world: World) -> None:
     assert report.descriptions == [BETA.digest]
     assert not path.exists()
     assert (world.root / "namespaces" / f"{ACME.digest.hex()}.json").is_file()
-    assert b"beta" not in b"".join(each.read_bytes() for each in world.root.rglob("*") if each.is_file())
+    for root in (world.root, links):
+        assert b"beta" not in b"".join(each.read_bytes() for each in root.rglob("*") if each.is_file())
 
 
 def test_one_partition_only(world: World) -> None:
