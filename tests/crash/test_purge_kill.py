@@ -133,6 +133,27 @@ def test_the_power_goes_at_any_step(tmp_path: Path, what: str, which: str) -> No
         world.served(gone, root=image)
 
 
+def test_unsealed_segments_are_durable_before_anything_goes(tmp_path: Path) -> None:
+    """They may hold copies that an earlier purge made and did not live to sync."""
+    world = small_world(tmp_path / "kv")
+    unsealed = {path for path in world.root.rglob("*.seg") if b"KVTFOOTR" not in path.read_bytes()}
+    assert len(unsealed) == 2
+    synced: set[Path] = set()
+    opened: dict[int, Path] = {}
+
+    def after(name: str, arguments: tuple[Any, ...], result: Any) -> None:
+        if name == "open":
+            opened[result] = Path(arguments[0])
+        elif name in ("fdatasync", "fsync"):
+            synced.add(opened[arguments[0]])
+        elif name == "rename" and (path := Path(arguments[0])).suffix == ".seg":
+            others = {one for one in unsealed if one.parent == path.parent}
+            assert others <= synced
+
+    with watched(lambda *_: None, after):
+        assert purge_store(world.root, target_of("tenant:beta")).complete
+
+
 def test_killed_in_the_rich_world(tmp_path: Path) -> None:
     world = rich_world(tmp_path / "kv")
     gone = world.of_label("a")

@@ -132,9 +132,8 @@ def test_bytes_without_a_record_are_overwritten(tmp_path: Path) -> None:
     assert purge_store(live.root, BySequence(padded("nobody's"))).partitions[0].segments == 0
 
 
-def test_a_record_that_a_footer_leaves_out_goes_too(world: World) -> None:
-    """Its write was reported failed, and yet it is there."""
-    path, offset = place_of(world, B.key(2))
+def leave_out(path: Path, offset: int) -> None:
+    """Seal a segment anew without the record at `offset`."""
     data = path.read_bytes()
     found = scan_segment(lambda at, nbytes: np.frombuffer(data[at : at + nbytes], np.uint8), len(data))
     assert isinstance(found, SegmentContents)
@@ -146,10 +145,36 @@ def test_a_record_that_a_footer_leaves_out_goes_too(world: World) -> None:
         data_end=found.data_end,
     )
     path.write_bytes(data[: found.data_end] + footer.tobytes())
-    world.live["main"] -= {(BETA.digest, B.key(2))}
+
+
+@pytest.mark.parametrize("label", ["b", "late"])
+def test_a_record_that_a_footer_leaves_out_goes_too(world: World, label: str) -> None:
+    """Its write was reported failed, and yet it is there: alone of its label, or with others."""
+    late = chain(BETA, 4, 5, 6, 9)
+    with world.open() as store:
+        world.put(store, "main", late, "late")
+    left_out = B.key(2) if label == "b" else late.key(3)
+    leave_out(*place_of(world, left_out))
+    world.live["main"] -= (
+        {(BETA.digest, B.key(2)), (BETA.digest, late.key(3))} if label == "b" else {(BETA.digest, late.key(3))}
+    )
     world.served(set())
+    report = purge_store(world.root, BySequence(padded(label)))
+    done = report.partitions[0]
+    assert (done.records, done.live_records) == ((4, 3) if label == "b" else (1, 0))
+    world.absent(world.of_label(label))
+    world.served(world.of_label(label))
+
+
+def test_a_record_over_anothers_place_is_not_carried_on(world: World) -> None:
+    """A write went astray: where the footer names a block that stays, one lies that has to go."""
+    path, offset = place_of(world, A.key(2))
+    _, other = place_of(world, B.key(2))
+    patch(path, offset, path.read_bytes()[other : other + 2 * PAGE])
     report = purge_store(world.root, BySequence(padded("b")))
-    assert (report.partitions[0].records, report.partitions[0].live_records) == (3, 2)
+    assert report.failures == []
+    assert report.damaged == [f"main/{path.name}@{offset}"]
+    world.live["main"] -= {(ACME.digest, A.key(2))}
     world.absent(names_of(B))
     world.served(names_of(B))
 
