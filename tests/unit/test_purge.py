@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from tests.crash.kit import segments
 from tests.crash.purge_kit import ACME, BETA, World, chain, padded, rich_world
+from tests.unit.store_images import flip, records
 
+from kvterrace import KVLayout, Namespace
 from kvterrace.maintenance.purge import purge_store
 from kvterrace.maintenance.report import PurgeReport
 from kvterrace.maintenance.selection import ByNamespace, BySequence, ByTenant, Target
@@ -154,3 +156,54 @@ def test_an_invalidated_block_does_not_come_back_though_its_tombstones_segment_w
     assert report.partitions[0].tombstone_keys == 2
     world.absent(world.of_namespace(ACME) | world.of_namespace(BETA))
     assert segments(world.root) == []
+
+
+@pytest.mark.parametrize("piece_nbytes", [4096, 8192, 12288, 4 << 20])
+def test_records_of_any_size_are_carried_over(
+    tmp_path: Path, piece_nbytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Larger than what is written at once, and smaller; with padding, and without."""
+    monkeypatch.setattr("kvterrace.maintenance.output._PIECE_NBYTES", piece_nbytes)
+    odd = Namespace("odd", KVLayout(layers=3, kv_heads=3, head_dim=24, dtype="float16", block_tokens=16))  # 13,824 B
+    even = Namespace("even", KVLayout(layers=2, kv_heads=2, head_dim=64, dtype="float16", block_tokens=16))  # 16,384 B
+    world = World(tmp_path / "kv")
+    with world.open() as store:
+        for number, namespace in enumerate((odd, ACME, even, BETA, odd, even, ACME)):
+            world.put(store, "main", chain(namespace, number, 1, 2), "kept")
+            world.put(store, "main", chain(namespace, number, 3), "gone")
+    gone = {name for _, name, _, label in world.records if label == padded("gone")}
+    # The first block of each chain is shared, and bears the label that it was put under first.
+    assert len(gone) == 7
+    world.present(gone)
+    report = purged(world, BySequence(padded("gone")))
+    assert report.partitions[0].copied_records == 21
+    assert report.partitions[0].damaged_records == 0
+    world.absent(gone)
+    world.served(gone)
+
+
+@pytest.mark.parametrize("piece_nbytes", [4096, 4 << 20])
+def test_damage_anywhere_in_a_record_is_found_while_it_is_copied(
+    tmp_path: Path, piece_nbytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvterrace.maintenance.output._PIECE_NBYTES", piece_nbytes)
+    odd = Namespace("odd", KVLayout(layers=3, kv_heads=3, head_dim=24, dtype="float16", block_tokens=16))
+    world = World(tmp_path / "kv")
+    with world.open() as store:
+        for number in range(4):
+            world.put(store, "main", chain(odd, number), "kept")
+        world.put(store, "main", chain(ACME, 1), "gone")
+    (path,) = segments(world.root)
+    places = [one.offset for one in records(path)]
+    flip(path, places[0] + 4096)  # first byte of its payload
+    flip(path, places[1] + 4096 + 9000)  # in the middle
+    flip(path, places[2] + 4096 + 13823)  # the last one
+    flip(path, places[3] + 4096 + 13824)  # padding, which nobody reads
+    report = purged(world, BySequence(padded("gone")))
+    assert report.damaged == [f"main/{path.name}@{place}" for place in places[:3]]
+    world.live["main"] -= {(odd.digest, chain(odd, number).key(0)) for number in range(3)}
+    world.served(world.of_label("gone"))
+    (path,) = segments(world.root)
+    (record,) = records(path)
+    end = record.offset + 4096 + 13824
+    assert not any(path.read_bytes()[end : record.offset + record.nbytes])  # padding is zeros again

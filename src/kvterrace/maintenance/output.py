@@ -23,6 +23,7 @@ from kvterrace.format.record import (
     pad_to_page,
     place,
     tombstone_nbytes_for,
+    verify_parts,
 )
 from kvterrace.format.segment import (
     RECORDS_AT,
@@ -39,8 +40,8 @@ from kvterrace.observe.medium import MediumFile
 
 __all__ = ["Need", "OutputSegment", "identity", "tombstone_groups"]
 
-#: Payload moved at once.
-_PIECE_NBYTES = 1 << 20
+#: Written at once: as many records as go in, or a piece of a larger one.
+_PIECE_NBYTES = 4 << 20
 #: Keys of one tombstone record.
 _TOMBSTONE_KEYS = 4096
 
@@ -103,6 +104,7 @@ class OutputSegment:
         self._footer = FooterBuilder()
         self._header = aligned(MAX_HEADER_NBYTES)
         self._piece = aligned(_PIECE_NBYTES)
+        self._waiting = 0  # bytes of whole records in `_piece` that end at `_end`, not written yet
         self._file: IoFile = drive.engine.create(path, nbytes)
         page = aligned(PAGE_NBYTES)
         encode_segment_header(SegmentHeader(store_uuid, self._nonce, number, time.time_ns(), nbytes), page)
@@ -123,22 +125,31 @@ class OutputSegment:
         it is not the one `expected`, a part's CRC is wrong, or it cannot be read. Raises OSError if it cannot be
         written.
         """
-        source.forget()
+        source.fault = ("", 0)
         header = _header_at(source, offset, expected)
         if header is None:
             return False
-        at, header_nbytes = self._end, header.header_nbytes
-        self._header[:header_nbytes] = source.whole(offset, header_nbytes)
-        if not self._payload(source, header, offset + header_nbytes, at + header_nbytes):
-            return False
-        # The header last: without it, what was written is nothing.
-        place(self._header, self._nonce, at)
-        self._drive.write(self._file, at, self._header[:header_nbytes])
-        self._added(replace(header, nonce=self._nonce, offset=at))
+        small = header.record_nbytes <= _PIECE_NBYTES
+        if not small or self._waiting + header.record_nbytes > _PIECE_NBYTES:
+            self._write_waiting()
+        image = self._piece[self._waiting : self._waiting + header.record_nbytes] if small else self._header
+        image[: header.header_nbytes] = source.whole(offset, header.header_nbytes)
+        place(image, self._nonce, self._end)
+        if small:
+            if not _read_payload(source, header, image[header.header_nbytes :]):
+                return False
+            self._waiting += header.record_nbytes
+        else:
+            if not self._move_payload(source, header):
+                return False
+            # The header last: without it, what was written is nothing.
+            self._drive.write(self._file, self._end, image[: header.header_nbytes])
+        self._added(replace(header, nonce=self._nonce, offset=self._end))
         return True
 
     def bury(self, group: Sequence[Dropped]) -> None:
         """Write a tombstone for keys of one namespace and put-sequence number. Raises OSError."""
+        self._write_waiting()
         memory = aligned(tombstone_nbytes_for(len(group)))
         keys = b"".join(one.key for one in group)
         header = encode_tombstone(keys, memory, put_seq=group[0].put_seq, namespace=group[0].namespace)
@@ -148,6 +159,7 @@ class OutputSegment:
 
     def sync(self) -> None:
         """Make everything up to here durable. Raises OSError."""
+        self._write_waiting()
         self._drive.sync(self._file)
 
     def seal(self) -> None:
@@ -158,7 +170,7 @@ class OutputSegment:
             if not len(self._footer):
                 self._drive.remove(self.path)
                 return
-            self._drive.sync(self._file)
+            self.sync()
             footer = build_footer(self._footer.build(), nonce=self._nonce, segment_id=self.number, data_end=self._end)
             self._drive.write(self._file, self._end, footer)
             self._drive.engine.truncate(self._file, self._end + footer.nbytes)
@@ -175,19 +187,22 @@ class OutputSegment:
         self._end += header.record_nbytes
         self.need += Need(header.record_nbytes, 1, 1, len(keys) // 32)
 
-    def _payload(self, source: MediumFile, header: RecordHeader, start: int, to: int) -> bool:
-        """Copy the payload piece by piece; whether every part was right. Padding is written as zeros."""
+    def _write_waiting(self) -> None:
+        nbytes, self._waiting = self._waiting, 0
+        if nbytes:
+            self._drive.write(self._file, self._end - nbytes, self._piece[:nbytes])
+
+    def _move_payload(self, source: MediumFile, header: RecordHeader) -> bool:
+        """Copy a payload piece by piece; whether every part was right."""
         sums = _Sums(header)
+        start, to = header.offset + header.header_nbytes, self._end + header.header_nbytes
         for at in range(0, header.payload_nbytes, _PIECE_NBYTES):
             nbytes = min(_PIECE_NBYTES, header.payload_nbytes - at)
-            view = source.whole(start + at, nbytes)
-            if view.nbytes < nbytes:
+            image = self._piece[: pad_to_page(nbytes)]
+            if not _read(source, start + at, nbytes, image):
                 return False
-            padded = pad_to_page(nbytes)
-            self._piece[:nbytes] = view
-            self._piece[nbytes:padded] = 0
-            sums.feed(at, self._piece[:nbytes])
-            self._drive.write(self._file, to + at, self._piece[:padded])
+            sums.feed(at, image[:nbytes])
+            self._drive.write(self._file, to + at, image)
         return sums.right()
 
 
@@ -208,6 +223,23 @@ class _Sums:
 
     def right(self) -> bool:
         return self._found == self._wanted
+
+
+def _read_payload(source: MediumFile, header: RecordHeader, image: Bytes) -> bool:
+    """A whole payload into `image`, which is as long with its padding; whether every part was right."""
+    if not _read(source, header.offset + header.header_nbytes, header.payload_nbytes, image):
+        return False
+    return verify_parts(header, image) is None
+
+
+def _read(source: MediumFile, offset: int, nbytes: int, image: Bytes) -> bool:
+    """`nbytes` at `offset` into `image`, the rest of it zeros; whether they could be read."""
+    at = 0
+    for view in source.stream(offset, nbytes):
+        image[at : at + view.nbytes] = view
+        at += view.nbytes
+    image[at:] = 0
+    return at == nbytes
 
 
 def _header_at(source: MediumFile, offset: int, expected: Identity) -> RecordHeader | None:
