@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -164,6 +165,34 @@ def test_a_model_that_does_not_load(run: Run, model: Path, tmp_path: Path) -> No
         copy = shutil.copytree(model, tmp_path / name)
         damage(copy)
         refused(run(model=copy), f"cannot load the model in {copy}")
+        assert not (tmp_path / "kv").exists(), name
+
+
+def test_a_model_that_fails_on_trial_leaves_no_store(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @functools.wraps(transformers.LlamaForCausalLM.forward)
+    def fails(self: Any, *arguments: Any, **options: Any) -> Any:
+        raise RuntimeError("no such kernel")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(transformers.LlamaForCausalLM, "forward", fails)
+        (tmp_path / "kv").mkdir()
+        refused(run(), "no such kernel")
+        assert list((tmp_path / "kv").iterdir()) == []
+        (tmp_path / "kv").rmdir()
+        refused(run(), "no such kernel")
+        assert not (tmp_path / "kv").exists()
+    assert run()[0] == 0  # a folder made late is as good
+
+
+def test_a_store_that_cannot_be_used_is_refused_before_the_model_is_loaded(
+    run: Run, model: Path, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(model, tmp_path / "no-weights")
+    (copy / "model.safetensors").unlink()
+    folder = tmp_path / "other"
+    folder.mkdir()
+    (folder / "thesis.tex").write_text("years of work")
+    refused(run(model=copy, store=folder), str(folder))
 
 
 @pytest.mark.parametrize(

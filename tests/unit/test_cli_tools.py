@@ -15,7 +15,7 @@ from tests.unit.store_images import NAMESPACE, RECORD, chain, opened, put, seale
 
 from kvterrace import KVLayout, Namespace
 from kvterrace.buffers import Bytes
-from kvterrace.cli import bench_store, main
+from kvterrace.cli import bench_raw, main
 
 
 def test_inspect_prints_the_documented_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,13 +97,13 @@ def test_bench_measures_verifies_and_leaves_nothing(tmp_path: Path, capsys: pyte
 def test_bench_takes_no_wrong_byte(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = bench_store._RawFile.read
+    whole = bench_raw.RawFile.read
 
-    def short(self: bench_store._RawFile, memory: Bytes, offset: int) -> None:
+    def short(self: bench_raw.RawFile, memory: Bytes, offset: int) -> None:
         whole(self, memory, offset)
         memory[-1] ^= 1
 
-    monkeypatch.setattr(bench_store._RawFile, "read", short)
+    monkeypatch.setattr(bench_raw.RawFile, "read", short)
     assert main(["bench", "store", "--dir", str(tmp_path), "--size", "2MiB", "--rounds", "1"]) == 2
     assert "bytes differ from what was written" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

@@ -306,3 +306,24 @@ def test_chains_are_those_of_a_walk_block_by_block(seed: int) -> None:
                 break
             head = above
         assert int(chains.head[at[index]]) == at[head]
+
+
+def test_tenants_are_summed_over_namespaces_and_partitions(tmp_path: Path) -> None:
+    one = Namespace("w", LAYOUT, tenant="acme")
+    two = Namespace("w2", LAYOUT, tenant="acme")
+    nobody = Namespace("w", LAYOUT)
+    with opened(tmp_path) as store, opened(tmp_path, partition="late") as late:
+        put(store, chain(16 * 3, namespace=one))
+        put(store, chain(16 * 2, namespace=nobody))
+        put(late, chain(16 * 4, namespace=one))
+        put(late, chain(16 * 1, namespace=two))
+        put(late, chain(16 * 6, namespace=Namespace("w", LAYOUT, tenant="gone")))
+    (tmp_path / "namespaces" / f"{Namespace('w', LAYOUT, tenant='gone').digest.hex()}.json").unlink()
+    found = [
+        (each.tenant, each.namespaces, each.blocks, each.record_nbytes) for each in inspect_store(tmp_path).tenants()
+    ]
+    assert found == [
+        ("acme", 2, 8, 8 * RECORD),
+        (None, 1, 6, 6 * RECORD),
+        ("", 1, 2, 2 * RECORD),
+    ]

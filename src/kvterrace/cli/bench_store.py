@@ -9,21 +9,19 @@ compared with what was written, after the clock was stopped.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import resource
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from kvterrace.buffers import Bytes
-from kvterrace.engine.dirty import WritePolicy
+from kvterrace.cli.bench_raw import RawFile
 from kvterrace.errors import ConfigError, StoreUnusableError
 from kvterrace.format.record import PAGE_NBYTES, record_nbytes_for
 from kvterrace.keys import KeyChain, Namespace, chain_keys
@@ -35,9 +33,6 @@ from kvterrace.types import Hit, Stored, Tier
 __all__ = ["PHASES", "BenchPlan", "BenchResult", "Phase", "Sample", "measure", "plan_for"]
 
 _BATCH_NBYTES = 32 << 20
-_READ_DEPTH = 8  # threads of the store's engine
-_READ_NBYTES = 4 << 20  # what the store merges neighbouring reads to
-_WRITE_DEPTH = 2  # write batches that the store has in flight
 _SEGMENT_NBYTES = 64 << 20
 _LAYER_NBYTES = 64 << 10  # K and V of 8 heads x 128 x 16 tokens, 16 bit
 _MAX_BLOCK_NBYTES = 32 << 20
@@ -207,7 +202,7 @@ class _Round:
     def run(self) -> None:
         """Measure."""
         self._folder.mkdir()
-        with _RawFile(self._folder / "raw", self._plan) as raw:
+        with RawFile(self._folder / "raw", self._plan.nbytes, self._plan.block_nbytes) as raw:
             self._result.direct_io &= raw.direct
             with self._store() as store:
                 self._in_turn((self._put, store), (self._raw_write, raw))
@@ -226,7 +221,7 @@ class _Round:
         ) as store:
             yield store
 
-    def _in_turn(self, *steps: tuple[Callable[..., None], Store | _RawFile]) -> None:
+    def _in_turn(self, *steps: tuple[Callable[..., None], Store | RawFile]) -> None:
         for step, device in steps if self._number % 2 else reversed(steps):
             step(device)
 
@@ -276,7 +271,7 @@ class _Round:
         self._result.other_tier_blocks += sum(end != Hit(tier) for end in ends)
         self._compare(phase)
 
-    def _raw_write(self, raw: _RawFile) -> None:
+    def _raw_write(self, raw: RawFile) -> None:
         with self._measured("raw_write") as sample:
             for start, stop in self._plan.batches():
                 began_s = time.perf_counter()
@@ -284,7 +279,7 @@ class _Round:
                 sample.batch_s.append(time.perf_counter() - began_s)
             raw.sync()
 
-    def _raw_read(self, raw: _RawFile) -> None:
+    def _raw_read(self, raw: RawFile) -> None:
         self._target.fill(0)
         raw.drop_cache()
         with self._measured("raw_read") as sample:
@@ -308,75 +303,6 @@ class _Round:
             if not np.array_equal(self._source[at : at + _COMPARED_NBYTES], self._target[at : at + _COMPARED_NBYTES]):
                 raise StoreUnusableError(f"{phase}: bytes differ from what was written, near byte {at}: no result")
         self._result.verified_nbytes += self._plan.nbytes
-
-
-class _RawFile:
-    """A plain file with its room reserved, moved by threads of its own at the store's depth and request size."""
-
-    def __init__(self, path: Path, plan: BenchPlan) -> None:
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with contextlib.suppress(OSError):  # a file system that reserves nothing
-            os.posix_fallocate(self._fd, 0, plan.nbytes)
-        self.direct = _set_direct(self._fd)
-        self._read_nbytes = max(plan.block_nbytes, _READ_NBYTES // plan.block_nbytes * plan.block_nbytes)
-        policy_nbytes = WritePolicy().batch_nbytes
-        self._write_nbytes = max(plan.block_nbytes, policy_nbytes // plan.block_nbytes * plan.block_nbytes)
-        self._readers = ThreadPoolExecutor(_READ_DEPTH, "kvterrace-bench-read")
-        self._writers = ThreadPoolExecutor(_WRITE_DEPTH, "kvterrace-bench-write")
-
-    def __enter__(self) -> _RawFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._readers.shutdown()
-        self._writers.shutdown()
-        os.close(self._fd)
-
-    def write(self, memory: Bytes, offset: int) -> None:
-        """Write all of `memory` at `offset`; ends when the last request has."""
-        _spread(self._writers, os.pwritev, self._fd, _pieces(memory, offset, self._write_nbytes))
-
-    def read(self, memory: Bytes, offset: int) -> None:
-        """Fill `memory` from `offset`; ends when the last request has."""
-        _spread(self._readers, os.preadv, self._fd, _pieces(memory, offset, self._read_nbytes))
-
-    def sync(self) -> None:
-        """fdatasync."""
-        os.fdatasync(self._fd)
-
-    def drop_cache(self) -> None:
-        """Where O_DIRECT is refused, have the page cache let go of the file."""
-        if not self.direct:
-            os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-_Piece = tuple[Bytes, int]
-
-
-def _pieces(memory: Bytes, offset: int, nbytes: int) -> list[_Piece]:
-    return [(memory[at : at + nbytes], offset + at) for at in range(0, memory.nbytes, nbytes)]
-
-
-def _spread(
-    pool: ThreadPoolExecutor, move: Callable[[int, Sequence[memoryview], int], int], fd: int, pieces: list[_Piece]
-) -> None:
-    def whole(piece: _Piece) -> None:
-        memory, offset = piece
-        while memory.nbytes:
-            moved = move(fd, [memory.data], offset)
-            if not moved:
-                raise StoreUnusableError(f"the plain file ends at {offset}: no result")
-            memory, offset = memory[moved:], offset + moved
-
-    list(pool.map(whole, pieces))
-
-
-def _set_direct(fd: int) -> bool:
-    try:
-        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_DIRECT)
-    except OSError:
-        return False
-    return True
 
 
 def _memory(nbytes: int) -> Bytes:

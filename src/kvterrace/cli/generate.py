@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,9 +73,15 @@ def run(options: GenerateOptions) -> None:
     tokenizer = session.load_tokenizer(options.model)
     ids = session.encode_prompt(tokenizer, text, options.question)
     session.check_context(config, len(ids), options.max_new_tokens)
-    with few_warnings(), open_store(options.store, dram_bytes=options.dram, ssd_bytes=options.ssd) as store:
+    with few_warnings(), ExitStack() as stack:
+        # One that is there is opened first, so that a bad one is refused at once. A new one is made last, so that a
+        # model that cannot be used leaves no folder behind.
+        store = stack.enter_context(_open(options)) if _is_there(options.store) else None
         with stderr.status(f"loading {options.model}"):
             model = session.load_model(options.model, options.dtype)
+        if store is None:
+            session.check_model(model)
+            store = stack.enter_context(_open(options))
         report = _answer(options, store, model, tokenizer, ids, load_began_s=began_s)
     if options.json_file is not None:
         write_json(options.json_file, report)
@@ -89,6 +95,20 @@ def run(options: GenerateOptions) -> None:
                 else "free space there, or give --store another place"
             )
         )
+
+
+def _is_there(path: Path) -> bool:
+    """Whether something lies at `path` that opening a store there would not make: anything but an empty folder."""
+    try:
+        return any(path.iterdir())
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+
+
+def _open(options: GenerateOptions) -> Store:
+    return open_store(options.store, dram_bytes=options.dram, ssd_bytes=options.ssd)
 
 
 def _check_sizes(dram: str, ssd: str) -> None:

@@ -59,6 +59,7 @@ def report_json(report: Inspection) -> dict[str, object]:
         "namespaces": [
             _namespace_json(digest, report.namespace(digest)) for digest in sorted(used | set(report.namespaces))
         ],
+        "tenants": [asdict(one) for one in report.tenants()],
         "partitions": [_partition_json(partition) for partition in report.partitions],
     }
 
@@ -147,6 +148,7 @@ def _show(report: Inspection, out: Console) -> None:
     for problem in report.problems:
         out.print(f"! {safe(problem)}")
     _show_namespaces(report, out)
+    _show_tenants(report, out)
     for partition in report.partitions:
         out.print()
         _show_partition(report, partition, out)
@@ -172,6 +174,15 @@ def _show_namespaces(report: Inspection, out: Console) -> None:
             safe(namespace.codec),
             safe(namespace.numerics) or "-",
         )
+    if rows.row_count:
+        out.print(rows)
+
+
+def _show_tenants(report: Inspection, out: Console) -> None:
+    rows = table("tenants", "tenant", ">namespaces", ">live blocks", ">on the drive")
+    for one in report.tenants():
+        name = "? (no description)" if one.tenant is None else safe(one.tenant) or "-"
+        rows.add_row(name, f"{one.namespaces:,}", f"{one.blocks:,}", human_nbytes(one.record_nbytes))
     if rows.row_count:
         out.print(rows)
 

@@ -16,9 +16,15 @@ from kvterrace.format.record import FORMAT_VERSION
 from kvterrace.keys import Namespace
 from kvterrace.layout import KVLayout
 
-__all__ = ["Marker", "SegmentFile", "StoreFolder", "writer_pid"]
+__all__ = ["ERASED_SUFFIX", "PENDING_NAME", "Marker", "SegmentFile", "StoreFolder", "writer_pid"]
+
+#: What `kvterrace purge` leaves where it is interrupted: files taken out of use by another name and not overwritten
+#: yet; beside `store.json`, which blocks still have to go.
+ERASED_SUFFIX = ".gone"
+PENDING_NAME = "purge.pending"
 
 _SEGMENT = re.compile(r"([0-9a-f]{8})\.seg")
+_ERASED = re.compile(r"([0-9a-f]{8}\.seg|[0-9a-f]{64}\.json|purge\.pending)\.gone")
 _DESCRIPTION = re.compile(r"([0-9a-f]{64})\.json")
 #: What else a partition has, by docs/design.md: its lock, and its log of failed places.
 _BESIDE = re.compile(r"lock|quarantine\.[0-9a-f]{8}\.log")
@@ -103,21 +109,34 @@ class StoreFolder:
                         )
         return sorted(found, key=lambda one: one.number)
 
+    def unfinished_purges(self) -> list[Path]:
+        """What an interrupted purge has left. `kvterrace purge` finishes it."""
+        found = [self.root / PENDING_NAME] if (self.root / PENDING_NAME).is_file() else []
+        for folder in (self.root, self.root / "namespaces", *self.partitions()):
+            with contextlib.suppress(OSError):
+                found += [Path(one.path) for one in _entries(folder) if _is_file(one, _ERASED)]
+        return found
+
     def strangers(self) -> list[Path]:
         """What lies in the folder and is none of a store's files: half-written ones, other people's."""
-        found = [entry for entry in _entries(self.root) if entry.name not in _KNOWN]
-        found += [entry for entry in _entries(self.root / "namespaces") if not _is_file(entry, _DESCRIPTION)]
+        found = [entry for entry in _entries(self.root) if not (entry.name in _KNOWN or _is_file(entry, _ERASED))]
+        found += [
+            entry
+            for entry in _entries(self.root / "namespaces")
+            if not (_is_file(entry, _DESCRIPTION) or _is_file(entry, _ERASED))
+        ]
         for entry in _entries(self.root / "partitions"):
             if not entry.is_dir(follow_symlinks=False):
                 found.append(entry)
                 continue
             with contextlib.suppress(OSError):  # `segments` says so
                 inside = _entries(Path(entry.path))
-                found += [one for one in inside if not (_is_file(one, _SEGMENT) or _is_file(one, _BESIDE))]
+                found += [one for one in inside if not any(_is_file(one, name) for name in _OURS)]
         return [Path(entry.path) for entry in found]
 
 
-_KNOWN = ("store.json", "namespaces", "partitions", "lost+found")
+_KNOWN = ("store.json", "namespaces", "partitions", "lost+found", PENDING_NAME)
+_OURS = (_SEGMENT, _BESIDE, _ERASED)
 
 
 def writer_pid(partition: Path) -> int | None:

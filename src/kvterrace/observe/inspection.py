@@ -29,6 +29,7 @@ __all__ = [
     "RunReport",
     "SegmentCondition",
     "SegmentReport",
+    "TenantShare",
     "inspect_store",
     "sealing_traces",
 ]
@@ -36,6 +37,7 @@ __all__ = [
 _LARGEST_RUNS = 5
 _TRIES = 3
 _NO_SEQUENCE = bytes(16)
+_NOTHING = (0, 0)
 
 
 class SegmentCondition(enum.Enum):
@@ -179,6 +181,18 @@ class PartitionReport:
 
 
 @dataclass(slots=True)
+class TenantShare:
+    """What one tenant has in a store: described namespaces, and of them blocks that an opened store finds. `tenant`:
+    empty for namespaces of no tenant, None for those without a description to believe.
+    """
+
+    tenant: str | None
+    namespaces: int = 0
+    blocks: int = 0
+    record_nbytes: int = 0
+
+
+@dataclass(slots=True)
 class Inspection:
     """A store. `namespaces`: what was read of each described digest, a text where its description is of no use."""
 
@@ -187,6 +201,22 @@ class Inspection:
     namespaces: dict[bytes, Namespace | str]
     partitions: list[PartitionReport]
     problems: list[str]
+
+    def tenants(self) -> list[TenantShare]:
+        """What each tenant's namespaces hold, over all partitions; the largest first. Tenant None: not known."""
+        shares = dict.fromkeys(self.namespaces, _NOTHING)
+        for share in (share for partition in self.partitions for share in partition.shares):
+            blocks, nbytes = shares.get(share.digest, _NOTHING)
+            shares[share.digest] = (blocks + share.blocks, nbytes + share.record_nbytes)
+        found: dict[str | None, TenantShare] = {}
+        for digest, (blocks, nbytes) in shares.items():
+            described = self.namespace(digest)
+            name = None if described is None else described.tenant
+            one = found.setdefault(name, TenantShare(name))
+            one.namespaces += 1
+            one.blocks += blocks
+            one.record_nbytes += nbytes
+        return sorted(found.values(), key=lambda one: (-one.record_nbytes, one.tenant or ""))
 
     def namespace(self, digest: bytes) -> Namespace | None:
         """What `digest` stands for; None where no believable description is there."""
@@ -205,6 +235,10 @@ def inspect_store(root: Path) -> Inspection:
     namespaces = folder.namespaces()
     problems += [
         f"namespaces/{digest.hex()}.json {found}" for digest, found in namespaces.items() if isinstance(found, str)
+    ]
+    problems += [
+        f"{path.relative_to(root)} was left by a purge that was interrupted: run the purge again"
+        for path in folder.unfinished_purges()
     ]
     partitions = [_inspect_partition(folder, path) for path in folder.partitions()]
     return Inspection(root, folder.marker, namespaces, partitions, problems)

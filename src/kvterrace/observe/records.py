@@ -57,11 +57,14 @@ class SoundRecord:
 
 @dataclass(frozen=True, slots=True)
 class BadPlace:
-    """Not a sound record. `key`: where a header that is right names one. `unreadable`: the device said so."""
+    """Not a sound record. `key`: where a header that is right names one. `unreadable`: the device said so. `header`:
+    where that is right, though the rest is not.
+    """
 
     reason: str
     key: bytes | None = None
     unreadable: bool = False
+    header: RecordHeader | None = None
 
 
 class ForeignRecord:
@@ -130,11 +133,12 @@ class SegmentReader:
             return self._bad(header.reason)
         if nonce is not None and header.nonce != nonce:
             return ForeignRecord()
-        key = header.key if header.kind is RecordKind.BLOCK else None
         if header.offset != offset:
-            return self._bad(f"the record belongs at {header.offset}", key)
+            return self._bad(f"the record belongs at {header.offset}", header)
         if offset + header.record_nbytes > stop:
-            return self._bad(f"the record of {header.record_nbytes} B is cut {stop - offset} B behind its start", key)
+            return self._bad(
+                f"the record of {header.record_nbytes} B is cut {stop - offset} B behind its start", header
+            )
         keys: list[bytes] = []
         for number, (at, part_nbytes, expected, _) in enumerate(header.parts.tolist()):
             crc = have = 0
@@ -145,13 +149,14 @@ class SegmentReader:
                 if header.kind is RecordKind.TOMBSTONE:
                     keys.append(view.tobytes())
             if have != part_nbytes:
-                return self._bad(f"part {number}: {have} of {part_nbytes} B are there", key)
+                return self._bad(f"part {number}: {have} of {part_nbytes} B are there", header)
             if crc != expected:
-                return self._bad(f"part {number}: CRC32C is {crc:08x}, expected {expected:08x}", key)
+                return self._bad(f"part {number}: CRC32C is {crc:08x}, expected {expected:08x}", header)
         return SoundRecord(header, b"".join(keys))
 
-    def _bad(self, reason: str, key: bytes | None = None) -> BadPlace:
+    def _bad(self, reason: str, header: RecordHeader | None = None) -> BadPlace:
+        key = header.key if header is not None and header.kind is RecordKind.BLOCK else None
         fault, at = self.medium.fault
         if fault:
-            return BadPlace(f"cannot be read at {at}: {fault}", key, unreadable=True)
-        return BadPlace(reason, key)
+            return BadPlace(f"cannot be read at {at}: {fault}", key, unreadable=True, header=header)
+        return BadPlace(reason, key, header=header)

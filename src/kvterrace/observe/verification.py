@@ -109,6 +109,8 @@ def verify_store(root: Path, on_progress: Callable[[int, int], object] = lambda 
             found.fault(f"namespaces/{digest.hex()}.json", described)
     for path in folder.strangers():
         found.note(str(path.relative_to(root)), "not a file of the store; it is left alone")
+    for path in folder.unfinished_purges():
+        found.note(str(path.relative_to(root)), "left by a purge that was interrupted: run the purge again")
     listed: list[tuple[Path, list[SegmentFile]]] = []
     for path in folder.partitions():
         try:

@@ -13,7 +13,7 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from kvterrace.errors import ConfigError
-from kvterrace.integrations.transformers.model import check_config
+from kvterrace.integrations.transformers.model import check_config, layout_from_model
 from kvterrace.integrations.transformers.prefix import PrefixCache
 from kvterrace.integrations.transformers.report import RestoreReport
 
@@ -70,6 +70,13 @@ def load_model(folder: Path, dtype: str = "auto") -> Any:
     if dtype == "auto" and device == "cpu":
         dtype = "float32"
     return _load(folder, "model", AutoModelForCausalLM.from_pretrained, dtype=dtype).to(device).eval()
+
+
+def check_model(model: Any) -> None:
+    """Try whether the model caches in a way that is understood, by a few short forward passes; `PrefixCache` asks the
+    same of it. Raises UnsupportedModelError.
+    """
+    layout_from_model(model, block_tokens=1)
 
 
 def encode_prompt(tokenizer: Any, text: str, question: str | None) -> list[int]:

@@ -1,0 +1,1 @@
+"""Changing a store that no process writes."""
