@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 
 from tests.soak import drive
+from tests.soak.inject import ENGINE, OUTSIDE
 from tests.soak.life import SSD_NBYTES, World
 from tests.soak.mutations import MUTATIONS, apply
 from tests.soak.report import Report
@@ -22,6 +23,9 @@ from tests.soak.truth import Graves, MiB, Pool
 from tests.soak.verdict import LogTap, Verdict
 from tests.soak.watch import Watchdog
 from tests.soak.witness import Segments
+
+#: Kinds of faults: "opening" are those that reads meet while the store is opened.
+KINDS = (*ENGINE, *OUTSIDE, "opening")
 
 
 def main() -> int:
@@ -35,6 +39,9 @@ def main() -> int:
     parser.add_argument("--every", type=float, default=0.7, metavar="SECONDS", help="mean pause before a fault (0.7)")
     parser.add_argument(
         "--mutate", default="", choices=sorted(MUTATIONS), help="break the library, to see it found out"
+    )
+    parser.add_argument(
+        "--without", action="append", default=[], choices=KINDS, metavar="FAULT", help="leave a kind of faults out"
     )
     options = parser.parse_args()
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10**6)

@@ -89,6 +89,7 @@ def main() -> None:
         tap,
         task["every_s"],
         None,
+        frozenset(task["without"]),
     )
     life = _Life(world, task["number"])
     say("S", 0, 0)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-
 from tests.soak.memory import Lent
 from tests.soak.truth import Conversation, Grave, chain_of, shape_of
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 
 def mounted(folder: Path, nbytes: int) -> tuple[Path, str]:
-    """Mount a fresh ext4 of `nbytes`, from an image in `folder`, and return its place and no reason; else `folder` and why
-    not.
+    """Mount a fresh ext4 of `nbytes`, from an image in `folder`, and return its place and no reason; else `folder` and
+    why not.
 
     O_DIRECT there goes through the loop device to the image.
     """

@@ -11,7 +11,6 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -215,12 +214,13 @@ class Injector(threading.Thread):
         *,
         ballast: Path | None,
         every_s: float,
-        note: Callable[[str], None] = lambda _: None,
+        without: frozenset[str],
     ) -> None:
         super().__init__(name="soak-injector", daemon=True)
         self._rng, self._plan, self._engine, self._clock = rng, plan, engine, clock
         self._segments, self._folder, self._verdict = segments, folder, verdict
-        self._ballast, self._every_s, self._note = ballast, every_s, note
+        self._ballast, self._every_s = ballast, every_s
+        self._kinds = [kind for kind in (*ENGINE, *OUTSIDE) if kind not in without]
         self._ending = threading.Event()
         self._deck: list[str] = []
         self._release_s = 0.0
@@ -255,7 +255,7 @@ class Injector(threading.Thread):
 
     def _next(self) -> str:
         if not self._deck:
-            self._deck = [*ENGINE, *OUTSIDE]
+            self._deck = list(self._kinds)
             self._rng.shuffle(self._deck)
         return self._deck.pop()
 

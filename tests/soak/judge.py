@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Sequence
 
 from tests.soak.inject import COUNTED, MAY_COUNT, STOPS_READS, Shot
 from tests.soak.truth import LARGEST_RECORD
@@ -55,7 +56,7 @@ class Seen:
         self.bad: list[Corrupt | Stale | DeviceFailed] = []
         self.stopped = 0
 
-    def get(self, outcomes: list[GetOutcome], nbytes: int) -> None:
+    def get(self, outcomes: Sequence[GetOutcome | PutOutcome], nbytes: int) -> None:
         with self._lock:
             self.nbytes += nbytes
             for outcome in outcomes:
@@ -69,7 +70,7 @@ class Seen:
                 elif isinstance(outcome, Corrupt | Stale | DeviceFailed):
                     self.bad.append(outcome)
 
-    def put(self, outcomes: list[PutOutcome], nbytes: int) -> None:
+    def put(self, outcomes: Sequence[GetOutcome | PutOutcome], nbytes: int) -> None:
         with self._lock:
             self.nbytes += nbytes
             for outcome in outcomes:

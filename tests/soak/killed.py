@@ -30,6 +30,7 @@ def run_and_kill(world: World, number: int, seconds: float, mutation: str) -> in
                 "number": number,
                 "every_s": world.every_s,
                 "mutation": mutation,
+                "without": sorted(world.without),
                 "generations": world.pool.generations,
                 "graves": [
                     (one.one.kind, one.one.slot, one.one.generation, one.start, one.known)

@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 from tests.soak.clients import Client, Keeper
 from tests.soak.inject import Injector, SoakPlan
@@ -18,7 +17,7 @@ from tests.soak.verdict import LogTap, Verdict
 from tests.soak.watch import Watchdog
 from tests.soak.witness import Segments, Witness
 
-from kvterrace import Hit, Present, Store, StoreStats, Stored
+from kvterrace import Hit, Present, Store, Stored, StoreStats
 from kvterrace.clock import SystemClock
 from kvterrace.engine.blocks import NOWHERE
 from kvterrace.engine.dirty import WritePolicy
@@ -33,7 +32,7 @@ CLIENTS = 4
 BUSY_AFTER_S = 2.0
 #: A store without faults must have come to itself after this long: writing pauses for 5 s after failures, reads for up
 #: to a minute.
-RECOVER_S = 90.0
+RECOVER_S = 40.0
 CLOSE_S = 30.0
 
 
@@ -51,6 +50,7 @@ class World:
     log: LogTap
     every_s: float
     ballast: Path | None
+    without: frozenset[str] = frozenset()  # kinds of faults
 
     @property
     def partition(self) -> Path:
@@ -84,12 +84,13 @@ class Life:
             world.verdict,
             ballast=world.ballast,
             every_s=world.every_s,
+            without=world.without,
         )
         self._clients = [Client(self, at, random.Random(f"{world.seed} {number} {at}")) for at in range(CLIENTS)]
         self._keeper = Keeper(self, random.Random(f"{world.seed} keeper {number}"), check_invariants)
 
     def _open(self) -> Store:
-        if self.number and self.rng.random() < 0.3:
+        if self.number and self.rng.random() < 0.3 and "opening" not in self.world.without:
             self.plan.arm(self.rng.choice(["read-flip", "read-flip-many", "read-short", "read-eio", "read-eio-burst"]))
         clock = self.clock
         with self.watchdog.op("open", 30.0):
@@ -162,10 +163,14 @@ class Life:
         when the store is opened again.
         """
         self._injector.end()
-        self._recover()
+        recovered = self._recovers()
         self.ending.set()
         self._join()
         kept: list[tuple[Conversation, int]] = []
+        if not recovered:
+            self._close(must=False)
+            self._settle(at_rest=False)
+            return kept
         if self.flush(RECOVER_S):
             with self.watchdog.op("audit", 5.0):
                 check_invariants(self.store)
@@ -195,8 +200,8 @@ class Life:
             for thread in (*self._clients, self._keeper):
                 thread.join()
 
-    def _recover(self) -> None:
-        """After the last fault the store takes, writes and gives blocks again by itself."""
+    def _recovers(self) -> bool:
+        """Whether after the last fault the store takes, writes and gives blocks again by itself."""
         end_s = time.monotonic() + RECOVER_S
         one = Conversation(0, 0, 10**6 + self.number)
         chain = chain_of(one)
@@ -208,15 +213,27 @@ class Life:
             out = bytearray(len(source))
             with self.watchdog.op("wait for a get", 40.0):
                 got = self.store.wait(self.store.get(chain, out))
-            self.seen.put(cast("list[Stored | Present]", put), 0)
-            self.seen.get(cast("list[Hit]", got), 0)
+            self.seen.put(put, 0)
+            self.seen.get(got, 0)
             if all(isinstance(one, Stored | Present) for one in put) and all(isinstance(one, Hit) for one in got):
                 if bytes(out) != source:
                     self.verdict.fail("wrong bytes", "after the faults")
                 if self.flush(10.0):
-                    return
+                    return True
             time.sleep(0.2)
-        self.verdict.fail("recovery", f"{RECOVER_S:.0f} s after the last fault: {put[:2]}, {got[:2]}")
+        self.verdict.fail("recovery", f"{RECOVER_S:.0f} s after the last fault: {put[:2]}, {got[:2]}; {self._state()}")
+        return False
+
+    def _state(self) -> str:
+        """What a store that does not recover is doing."""
+        stats, space, writer = self.store.stats(), self.store._core.ledger.space, self.store._mover.writer
+        assert space is not None and writer is not None
+        states = Counter(segment.state.value for segment in space.segments.values())
+        return (
+            f"{stats}; segments {dict(states)}, {space.file_nbytes} of {space.cap_nbytes} B, open {space.open}; "
+            f"reclaiming {writer._reclaiming}; {self.engine.in_flight} in flight, {self.engine.hanging} hanging; "
+            f"faults {dict(self.plan.counts)}; warnings {dict(self.world.log.warnings)}"
+        )
 
     def _on_ssd(self) -> list[tuple[Conversation, int]]:
         """How many blocks of a conversation's prefix are on the drive, if nothing that is left there was damaged."""

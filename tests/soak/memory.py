@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-
 from tests.soak.truth import content
 
 from kvterrace import Hit, KeyChain

@@ -23,12 +23,12 @@ _leaked: list[Any] = []
 
 def _accept_payloads() -> None:
     """The CRCs of parts are not looked at."""
-    landing.verify_parts = lambda *_args, **_options: None  # type: ignore[assignment]
+    landing.verify_parts = lambda *_args, **_options: None  # type: ignore[attr-defined]
 
 
 def _accept_headers() -> None:
     """Whose record it is does not matter."""
-    landing.check_identity = lambda *_args, **_options: None  # type: ignore[assignment]
+    landing.check_identity = lambda *_args, **_options: None  # type: ignore[attr-defined]
 
 
 def _leak_fd() -> None:
@@ -76,12 +76,12 @@ def _drop_completion() -> None:
 
 def _drop_wake() -> None:
     """Transfers are not given up, whatever time it is."""
-    Mover._expire = lambda _self, _now_s: None  # type: ignore[method-assign]
+    Mover._expire = lambda _self, _now_s: None  # type: ignore[method-assign, assignment]
 
 
 def _late_copy() -> None:
     """What has expired is copied all the same."""
-    Transfer.begin_copy = lambda _self, _index: True  # type: ignore[method-assign]
+    Transfer.begin_copy = lambda _self, _index: True  # type: ignore[method-assign, assignment]
 
 
 def _miscount() -> None:
@@ -135,7 +135,7 @@ def _hide_corruption() -> None:
 
 def _sync_lies() -> None:
     """A flush does not wait for what it has to write."""
-    Writer.owes = lambda _self, _put_seq: False  # type: ignore[method-assign]
+    Writer.owes = lambda _self, _put_seq: False  # type: ignore[method-assign, assignment]
 
 
 def _wrong_stats() -> None:

@@ -54,7 +54,7 @@ class Soak:
         self._sampler.start()
         kept: list[tuple[Conversation, int]] = []
         length_s = min(25.0, max(4.0, self.seconds / 10))
-        while self.elapsed_s < self.seconds and not self.world.verdict.kinds["exception"] > 20:
+        while self.elapsed_s < self.seconds and not self.world.verdict.count > 20:
             kept = self._live(kept, self.rng.uniform(0.5, 1.5) * length_s)
             if self.elapsed_s < self.seconds and self.rng.random() < 0.5:
                 self.kills += 1

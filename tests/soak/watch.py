@@ -14,7 +14,7 @@ SLACK_S = 20.0
 
 
 class Watchdog:
-    """Looks every half second at who is inside what, and since when. On a hang: all stacks to stderr, then `on_hang`."""
+    """Looks every half second at who is inside what, and since when. On a hang: stacks to stderr, then `on_hang`."""
 
     def __init__(self, on_hang: Callable[[str], None]) -> None:
         self._on_hang = on_hang
