@@ -55,7 +55,6 @@ class Segments:
         with self._lock:
             self.tombstones.pop(name, None)
             self.untrusted.discard(name)
-            self.ranges.pop(name, None)
 
     def lost_tombstones(self) -> set[bytes]:
         """Keys of which a tombstone lies in an untrusted file."""
@@ -157,7 +156,7 @@ def _tombstone_keys(buffers: Iterable[Bytes]) -> set[bytes]:
     """First eight bytes of each key in tombstone records among `buffers`."""
     keys: set[bytes] = set()
     for buffer in buffers:
-        magic, _, kind, header_nbytes = _START.unpack_from(buffer)
+        magic, _, kind, header_nbytes = _START.unpack(buffer[: _START.size].tobytes())
         if magic == b"KVTRECRD" and kind == _TOMBSTONE:
             nbytes = int.from_bytes(buffer[176:184].tobytes(), "little")
             payload = buffer[header_nbytes : header_nbytes + nbytes].tobytes()
