@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import gc
 import os
 import statistics
 import threading
@@ -16,6 +19,13 @@ def rss_nbytes() -> int:
     """Resident memory of this process."""
     fields = Path("/proc/self/statm").read_text().split()
     return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def trim() -> None:
+    """Free what is garbage, and hand free memory back to the system, so that what stays resident is in use."""
+    gc.collect()
+    with contextlib.suppress(AttributeError):  # another C library than glibc
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def descriptors() -> int:
