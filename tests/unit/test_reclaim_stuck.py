@@ -1,4 +1,4 @@
-"""Reclaim beside a segment that can neither be read nor removed, on a full drive whose other segments hold tombstones."""
+"""Reclaim on a full drive whose segments hold tombstones, beside one that can neither be read nor removed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvterrace.io.faults import Fail
 @pytest.mark.xfail(
     strict=True,
     reason="Writer._may_go: without an open segment and without room for one, tombstones cannot be moved, so only a "
-    "segment that kills nothing older may go; a STUCK segment is older than all others for ever, and if every other one "
+    "segment that kills nothing older may go; a STUCK segment stays older than all others, and if every other one "
     "holds a tombstone, nothing is reclaimed again: DRAM fills with what waits, and each put ends in Busy until a "
     "restart can read the file",
 )
