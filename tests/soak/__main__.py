@@ -72,7 +72,19 @@ def _run(report: Report, place: Path, seed: int, options: argparse.Namespace, *,
     tap = LogTap(verdict)
     logging.getLogger("kvterrace").addHandler(tap)
     logging.getLogger("kvterrace").propagate = False
-    world = World(place / "kv", seed, Pool(seed), Graves(), Segments(), verdict, watchdog, tap, options.every, ballast)
+    world = World(
+        place / "kv",
+        seed,
+        Pool(seed),
+        Graves(),
+        Segments(),
+        verdict,
+        watchdog,
+        tap,
+        options.every,
+        ballast,
+        frozenset(options.without),
+    )
     soak = Soak(world, report, options.seconds, options.mutate)
     watchdog.start()
     soak.run()

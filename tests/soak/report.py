@@ -76,6 +76,7 @@ class Report:
             "python": platform.python_version(),
             "seed": self._seed,
             "mutation": self._mutation,
+            "without": sorted(soak.world.without),
             "seconds": round(soak.elapsed_s, 1),
             "lives": soak.lives,
             "kills": soak.kills,
