@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.soak import drive
+from tests.soak import drive, growth
 from tests.soak.inject import ENGINE, OUTSIDE
 from tests.soak.life import SSD_NBYTES, World
 from tests.soak.mutations import MUTATIONS, apply
@@ -44,6 +44,7 @@ def main() -> int:
         "--without", action="append", default=[], choices=KINDS, metavar="FAULT", help="leave a kind of faults out"
     )
     options = parser.parse_args()
+    growth.one_heap()
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10**6)
     with tempfile.TemporaryDirectory(prefix="kvterrace-soak-", dir=options.dir) as name:
         folder = Path(name)
