@@ -49,7 +49,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="kvterrace-soak-", dir=options.dir) as name:
         folder = Path(name)
         report = Report(seed, options.seconds, options.json, options.mutate)
-        place, why_not = drive.mounted(folder, SSD_NBYTES + 24 * MiB)
+        place, why_not = folder, "--without drive-full"
+        if "drive-full" not in options.without:
+            place, why_not = drive.mounted(folder, SSD_NBYTES + 24 * MiB)
         report.say(f"seed {seed}, {options.seconds:.0f} s, in {place}")
         if why_not:
             report.say(f"no file system of its own ({why_not}): the drive is not filled up from outside")

@@ -18,6 +18,8 @@ _SAMPLE_S = 1.0
 _PROGRESS_S = 10.0
 #: What a store's start and end do to memory is no growth: samples count from this long after it was opened.
 _SETTLE_S = 1.5
+#: After more failures than this the run ends.
+_MOST_FAILURES = 20
 #: Until a thread that has been joined is gone for the system, too.
 _GONE_S = 5.0
 
@@ -53,13 +55,17 @@ class Soak:
     def elapsed_s(self) -> float:
         return time.monotonic() - self.start_s
 
+    def _is_enough(self) -> bool:
+        """Enough has failed; of a library that was broken on purpose, the first failure is."""
+        return self.world.verdict.count > (0 if self.mutation else _MOST_FAILURES)
+
     def run(self) -> None:
         self._sampler.start()
         kept: list[tuple[Conversation, int]] = []
         length_s = min(25.0, max(4.0, self.seconds / 10))
-        while self.elapsed_s < self.seconds and not self.world.verdict.count > 20:
+        while self.elapsed_s < self.seconds and not self._is_enough():
             kept = self._live(kept, self.rng.uniform(0.5, 1.5) * length_s)
-            if self.elapsed_s < self.seconds and self.rng.random() < 0.5:
+            if self.elapsed_s < self.seconds and not self._is_enough() and self.rng.random() < 0.5:
                 self.kills += 1
                 seconds = self.rng.uniform(0.3, 1.0) * min(8.0, length_s)
                 self.killed_ops += run_and_kill(self.world, 10**6 + self.kills, seconds, self.mutation)
@@ -74,9 +80,11 @@ class Soak:
         self.kept_blocks += check_kept(life, kept)
         self._samples, self._life = [], life
         life.start()
-        life.ending.wait(seconds)
+        end_s = time.monotonic() + seconds
+        while time.monotonic() < end_s and not self._is_enough():
+            time.sleep(0.1)
         self._life = None
-        quiet = self.lives == 0 or self.rng.random() < 0.6
+        quiet = (self.lives == 0 or self.rng.random() < 0.6) and not self._is_enough()
         kept = life.end_quietly() if quiet else []
         if not quiet:
             life.end_abruptly()
