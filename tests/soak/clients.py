@@ -128,8 +128,10 @@ class Client(threading.Thread):
             if there and rng.random() < 0.2:
                 cut = rng.randint(0, there)
                 first = self._send_get(chain, 0, cut)
-                outcomes = self._get(chain, cut, there)
-                outcomes = self._finish_get(first) + outcomes
+                self._open.append(first)  # should the store be closed before the second is sent
+                second = self._send_get(chain, cut, there)
+                self._open.remove(first)
+                outcomes = self._finish_get(first) + self._finish_get(second)
             elif there:
                 outcomes = self._get(chain, 0, there)
             hits = next((at for at, outcome in enumerate(outcomes) if not isinstance(outcome, Hit)), there)

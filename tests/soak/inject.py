@@ -20,6 +20,7 @@ from tests.soak.witness import Segments, Witness
 
 from kvterrace.io.base import IoKind
 from kvterrace.testing.faults import (
+    Astray,
     ClockJump,
     Effect,
     Fail,
@@ -40,6 +41,7 @@ ENGINE: dict[str, tuple[IoKind | str, int]] = {
     "read-flip": (READ, 1),
     "read-flip-many": (READ, 6),
     "read-stale": (READ, 2),
+    "read-astray": (READ, 3),
     "read-short": (READ, 2),
     "read-eio": (READ, 1),
     "read-eio-burst": (READ, 8),
@@ -142,6 +144,13 @@ class SoakPlan(FaultPlan):
                 effect, shot.must = self._flip(operation)
             case "stale":
                 effect = PretendDone()
+                if request is not None and request.finish is not None:
+                    shot.must = self._places(operation)
+            case "astray":
+                # the first record of the file, as a rule: whole and in order, and another one
+                if operation.offset <= PAGE:
+                    return None
+                effect = Astray(PAGE)
                 if request is not None and request.finish is not None:
                     shot.must = self._places(operation)
             case "short" if operation.kind is READ:

@@ -42,7 +42,7 @@ _NAMES: dict[type[object], str] = {
 }
 _PUT_NAMES: dict[type[object], str] = {Stored: "stored", Present: "present", Busy: "busy", Rejected: "rejected"}
 #: Reads at a fault's place that may end in these.
-_READ_FAULTS = ("read-flip", "read-flip-many", "read-stale", "read-short", "read-eio", "read-eio-burst")
+_READ_FAULTS = ("read-flip", "read-flip-many", "read-stale", "read-astray", "read-short", "read-eio", "read-eio-burst")
 
 
 class Seen:
