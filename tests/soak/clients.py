@@ -31,7 +31,7 @@ _LATE_S = 3.0
 _MOST_LATE = 8
 
 
-@dataclass
+@dataclass(eq=False)
 class _Sent:
     """A read under way. `leaps`: of the clock, before it was sent."""
 

@@ -18,6 +18,8 @@ _SAMPLE_S = 1.0
 _PROGRESS_S = 10.0
 #: What a store's start and end do to memory is no growth: samples count from this long after it was opened.
 _SETTLE_S = 1.5
+#: Mean length of a life in a long run.
+_MOST_LIFE_S = 15.0
 #: After more failures than this the run ends.
 _MOST_FAILURES = 20
 #: Until a thread that has been joined is gone for the system, too.
@@ -62,10 +64,10 @@ class Soak:
     def run(self) -> None:
         self._sampler.start()
         kept: list[tuple[Conversation, int]] = []
-        length_s = min(25.0, max(4.0, self.seconds / 10))
+        length_s = min(_MOST_LIFE_S, max(4.0, self.seconds / 10))
         while self.elapsed_s < self.seconds and not self._is_enough():
             kept = self._live(kept, self.rng.uniform(0.5, 1.5) * length_s)
-            if self.elapsed_s < self.seconds and not self._is_enough() and self.rng.random() < 0.5:
+            if self.elapsed_s < self.seconds and not self._is_enough() and self.rng.random() < 0.7:
                 self.kills += 1
                 seconds = self.rng.uniform(0.3, 1.0) * min(8.0, length_s)
                 self.killed_ops += run_and_kill(self.world, 10**6 + self.kills, seconds, self.mutation)
