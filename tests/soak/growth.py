@@ -14,7 +14,7 @@ from pathlib import Path
 #: mallopt(3), of malloc.h.
 _M_ARENA_MAX = -8
 #: Too few points for a slope.
-FEWEST = 6
+FEWEST = 4
 
 
 def rss_nbytes() -> int:
