@@ -43,3 +43,41 @@ def test_a_full_drive_with_tombstones_everywhere_goes_on_beside_a_segment_that_c
         outcomes = kinds(box.put_now(chain_of(SMALL, [number, 1])))
     assert outcomes == ["Stored", "Stored"]
     assert box.store.flush(10.0)
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="SegmentFiles.remove unlinks, then syncs the folder; if that fails, Writer._remove marks the segment as "
+    "STUCK, though its file is gone, and never looks again: a segment's room is lost until the store is opened again",
+)
+def test_a_folder_that_could_not_be_synced_once_costs_no_room_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = Box(tmp_path / "store", dram_blocks=12, segments=4, after_s=0.0)
+    removed: list[Path] = []
+    failed: list[Path] = []
+    unlink, sync_folder = box.device.unlink, box.device.sync_folder
+
+    def unlinking(path: Path) -> None:
+        unlink(path)
+        removed.append(path)
+
+    def failing(folder: Path) -> None:
+        if removed and not failed:  # the first time that a removal is to be made durable
+            failed.append(folder)
+            raise OSError(errno.EIO, "Input/output error", str(folder))
+        sync_folder(folder)
+
+    monkeypatch.setattr(box.device, "unlink", unlinking)
+    monkeypatch.setattr(box.device, "sync_folder", failing)
+    for number in range(40):
+        box.put_now(chain_of(SMALL, [number, 1]))
+        box.step(1.0)
+    box.rest()
+    assert failed and removed[0] not in box.device._medium.names
+    for _ in range(120):
+        box.step(1.0)
+    space = box.store._core.ledger.space
+    assert space is not None
+    assert not space.in_state(SegmentState.STUCK)
+    assert box.store.stats().ssd_file_nbytes == sum(one.allocated_nbytes for one in box.device._medium.names.values())
