@@ -29,6 +29,8 @@ PUT_S = 10.0
 #: Memory that a read has left untouched is looked at again after this long, and when the store is closed.
 _LATE_S = 3.0
 _MOST_LATE = 8
+#: A read may end this long after its deadline, and ten times as late as threads of this process are waked.
+_LATE_READ_S = 3.0
 
 
 @dataclass(eq=False)
@@ -176,9 +178,15 @@ class Client(threading.Thread):
 
     def _finish_get(self, sent: _Sent) -> list[Any]:
         life, transfer, lent, deadline_s = self._life, sent.transfer, sent.lent, sent.deadline_s
+        start_s = time.monotonic()
         with self._op("wait for a get", READ_S if deadline_s is None else deadline_s + CALL_S):
             outcomes = cast("list[Any]", life.store.wait(transfer))
-        taken_s = time.monotonic() - sent.at_s
+        now_s = time.monotonic()
+        taken_s, waited_s = now_s - sent.at_s, now_s - start_s
+        if deadline_s is not None and waited_s > deadline_s + _LATE_READ_S + 10 * life.watchdog.lag_s:
+            life.verdict.fail(
+                "late", f"a read with a deadline of {deadline_s:.3f} s took {waited_s:.1f} s: {outcomes[:3]}"
+            )
         if any(isinstance(one, Pending) for one in outcomes):
             life.verdict.fail("pending", f"waited without a limit, and blocks of {transfer!r} are pending")
             return []

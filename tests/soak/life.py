@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from tests.soak.clients import Client, Keeper
 from tests.soak.inject import Injector, SoakPlan
 from tests.soak.judge import Seen, settle
@@ -236,17 +237,15 @@ class Life:
         )
 
     def _on_ssd(self) -> list[tuple[Conversation, int]]:
-        """How many blocks of a conversation's prefix are on the drive, if nothing that is left there was damaged."""
-        there = {one.name for one in self.world.partition.glob("*.seg")}
-        if there & self.world.segments.untrusted or any(name not in there for name in self.world.segments.untrusted):
-            return []
+        """How many blocks of a conversation's prefix are on the drive, in segments that no fault has reached."""
         core, kept = self.store._core, []
+        bad = [int(name.removesuffix(".seg"), 16) for name in self.world.segments.untrusted]
         for number, row in enumerate(self.pool.generations):
             for slot in self.rng.sample(range(len(row)), min(40, len(row))):
                 one = Conversation(number, slot, row[slot])
-                ids = core.ledger.find(chain_of(one))
-                on_ssd = (core.ledger.table.segment[ids] != NOWHERE).tolist()
-                kept.append((one, on_ssd.index(False) if False in on_ssd else len(on_ssd)))
+                places = core.ledger.table.segment[core.ledger.find(chain_of(one))]
+                lost = np.flatnonzero((places == NOWHERE) | np.isin(places, bad))
+                kept.append((one, int(lost[0]) if len(lost) else len(places)))
         return kept
 
     def _close(self, *, must: bool) -> None:

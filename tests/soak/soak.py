@@ -48,6 +48,7 @@ class Soak:
         self.rest_rss: list[tuple[float, float]] = []
         self.rest: list[tuple[int, int]] = []
         self._life: Life | None = None
+        self._steady = False  # it is neither being opened nor closed
         self._at_rest: tuple[int, int] | None = None
         self._stop = threading.Event()
         self._sampler = threading.Thread(target=self._sample, name="soak-sampler", daemon=True)
@@ -67,7 +68,7 @@ class Soak:
         length_s = min(_MOST_LIFE_S, max(4.0, self.seconds / 10))
         while self.elapsed_s < self.seconds and not self._is_enough():
             kept = self._live(kept, self.rng.uniform(0.5, 1.5) * length_s)
-            if self.elapsed_s < self.seconds and not self._is_enough() and self.rng.random() < 0.7:
+            if self.elapsed_s < self.seconds and not self._is_enough() and self.rng.random() < 0.6:
                 self.kills += 1
                 seconds = self.rng.uniform(0.3, 1.0) * min(8.0, length_s)
                 self.killed_ops += run_and_kill(self.world, 10**6 + self.kills, seconds, self.mutation)
@@ -80,17 +81,18 @@ class Soak:
     def _live(self, kept: list[tuple[Conversation, int]], seconds: float) -> list[tuple[Conversation, int]]:
         life = Life(self.world, self.lives)
         self.kept_blocks += check_kept(life, kept)
-        self._samples, self._life = [], life
+        self._samples, self._life, self._steady = [], life, True
         life.start()
         end_s = time.monotonic() + seconds
         while time.monotonic() < end_s and not self._is_enough():
             time.sleep(0.1)
-        self._life = None
+        self._steady = False
         quiet = (self.lives == 0 or self.rng.random() < 0.6) and not self._is_enough()
         kept = life.end_quietly() if quiet else []
         if not quiet:
             life.end_abruptly()
         self._check_disk()
+        self._life = None
         self._take(life)
         del life
         self._look_at_rest()
@@ -142,7 +144,7 @@ class Soak:
             now_s = time.monotonic()
             life = self._life
             self._check_disk()
-            if life is not None and now_s - life.opened_s > _SETTLE_S:
+            if life is not None and self._steady and now_s - life.opened_s > _SETTLE_S:
                 self._samples.append((growth.rss_nbytes(), growth.descriptors(), growth.threads()))
             if now_s >= progress_s:
                 progress_s = now_s + _PROGRESS_S

@@ -7,10 +7,12 @@ import faulthandler
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 
 #: What a busy machine may add to any bound.
 SLACK_S = 20.0
+_TICK_S = 0.5
 
 
 class Watchdog:
@@ -24,6 +26,12 @@ class Watchdog:
         self._thread = threading.Thread(target=self._run, name="soak-watchdog", daemon=True)
         #: The longest that anything took, as a share of its bound.
         self.worst: tuple[float, str] = (0.0, "")
+        self._lags: deque[float] = deque([0.0], maxlen=120)  # of a minute
+
+    @property
+    def lag_s(self) -> float:
+        """How late a thread of this process was at most in the last minute, with nothing to do but to wake up."""
+        return max(self._lags)
 
     def start(self) -> None:
         self._thread.start()
@@ -52,8 +60,11 @@ class Watchdog:
                 self.worst = max(self.worst, (share, what))
 
     def _run(self) -> None:
-        while not self._stop.wait(0.5):
+        before_s = time.monotonic()
+        while not self._stop.wait(_TICK_S):
             now_s = time.monotonic()
+            self._lags.append(now_s - before_s - _TICK_S)
+            before_s = now_s
             with self._lock:
                 late = [(what, now_s - start_s) for what, start_s, limit_s in self._inside.values() if now_s > limit_s]
             if late:
