@@ -18,7 +18,7 @@ from tests.soak.truth import BY_RECORD, PAGE
 from tests.soak.verdict import Verdict
 from tests.soak.witness import Segments, Witness
 
-from kvterrace.io.base import IoKind
+from kvterrace.io.base import IoKind, IoRequest
 from kvterrace.testing.faults import (
     Astray,
     ClockJump,
@@ -45,7 +45,7 @@ ENGINE: dict[str, tuple[IoKind | str, int]] = {
     "read-short": (READ, 2),
     "read-eio": (READ, 1),
     "read-eio-burst": (READ, 8),
-    "read-hang": (READ, 1),
+    "read-hang": (READ, 3),
     "read-slow": (READ, 3),
     "write-eio": (WRITE, 1),
     "write-enospc": (WRITE, 1),
@@ -94,6 +94,7 @@ class SoakPlan(FaultPlan):
         self._segments = segments
         self._armed: dict[str, int] = {}
         self._mutex = threading.Lock()
+        self._read_at: dict[tuple[str, int], int] = {}  # file, record size -> offset of one that was read
         self.witness: Witness | None = None
         self.shots: list[Shot] = []
         self.counts: Counter[str] = Counter()
@@ -113,17 +114,24 @@ class SoakPlan(FaultPlan):
 
     def effect_on(self, operation: Operation) -> Effect | None:
         with self._mutex:
-            for kind in self._armed:
-                if ENGINE[kind][0] == operation.kind and operation.path.suffix in (".seg", ""):
-                    effect = self._effect(kind, operation)
-                    if effect is None:
-                        continue
-                    self._armed[kind] -= 1
-                    if not self._armed[kind]:
-                        del self._armed[kind]
-                    self.counts[kind] += 1
-                    return effect
-            return None
+            chosen = self._choose(operation)
+            request = self.witness.current if self.witness is not None else None
+            if chosen is None and operation.kind is READ and request is not None and request.finish is not None:
+                self._read_at[operation.path.name, _first_nbytes(request)] = operation.offset
+            return chosen
+
+    def _choose(self, operation: Operation) -> Effect | None:
+        for kind in self._armed:
+            if ENGINE[kind][0] == operation.kind and operation.path.suffix in (".seg", ""):
+                effect = self._effect(kind, operation)
+                if effect is None:
+                    continue
+                self._armed[kind] -= 1
+                if not self._armed[kind]:
+                    del self._armed[kind]
+                self.counts[kind] += 1
+                return effect
+        return None
 
     def note(self, shot: Shot) -> None:
         """A fault from outside has happened."""
@@ -147,11 +155,12 @@ class SoakPlan(FaultPlan):
                 if request is not None and request.finish is not None:
                     shot.must = self._places(operation)
             case "astray":
-                # the first record of the file, as a rule: whole and in order, and another one
-                if operation.offset <= PAGE:
+                # to a record as large as this one, whole and in order, that was read a while ago
+                other = self._read_at.get((name, _first_nbytes(request)))
+                if request is None or other is None or other == operation.offset:
                     return None
-                effect = Astray(PAGE)
-                if request is not None and request.finish is not None:
+                effect = Astray(other)
+                if request.finish is not None:
                     shot.must = self._places(operation)
             case "short" if operation.kind is READ:
                 effect = Short(rng.randrange(nbytes))
@@ -206,6 +215,10 @@ class SoakPlan(FaultPlan):
             places.append(f"{operation.path}@{at}")
             at += buffer.nbytes
         return places
+
+
+def _first_nbytes(request: IoRequest | None) -> int:
+    return request.buffers[0].nbytes if request is not None and request.buffers else 0
 
 
 class Injector(threading.Thread):
@@ -270,7 +283,7 @@ class Injector(threading.Thread):
 
     def _tidy(self, now_s: float) -> None:
         if self._engine.hanging and not self._release_s:
-            self._release_s = now_s + self._rng.choice([0.5, 2.0, 4.0, 12.0])
+            self._release_s = now_s + self._rng.choice([1.0, 4.0, 8.0, 12.0])
         if self._release_s and now_s >= self._release_s:
             self._engine.release()
             self._release_s = 0.0

@@ -173,8 +173,11 @@ class Life:
             self._settle(at_rest=False)
             return kept
         if self.flush(RECOVER_S):
-            with self.watchdog.op("audit", 5.0):
-                check_invariants(self.store)
+            try:
+                with self.watchdog.op("audit", 5.0):
+                    check_invariants(self.store)
+            except AssertionError as error:
+                self.verdict.fail("books", f"at rest: {error}")
             kept = self._on_ssd()
         else:
             self.verdict.fail("flush", "at rest, without faults, and a flush says False")
