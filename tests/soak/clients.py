@@ -15,7 +15,7 @@ import numpy as np
 from tests.soak.memory import Lent
 from tests.soak.truth import Conversation, Grave, chain_of, shape_of
 
-from kvterrace import Expired, Hit, KeyChain, KVTerraceError, Pending, Rejected, Store, StoreClosedError
+from kvterrace import Expired, Hit, KeyChain, KVTerraceError, Pending, Rejected, Store, StoreClosedError, Tier
 from kvterrace.engine.transfers import Transfer
 
 if TYPE_CHECKING:
@@ -190,6 +190,8 @@ class Client(threading.Thread):
         if any(isinstance(one, Pending) for one in outcomes):
             life.verdict.fail("pending", f"waited without a limit, and blocks of {transfer!r} are pending")
             return []
+        if deadline_s == 0.0 and Hit(Tier.SSD) in outcomes:
+            life.verdict.fail("late", f"a read that had no time at all waited for the drive: {outcomes[:3]}")
         wrong = lent.wrong(outcomes)
         if wrong is not None:
             life.verdict.fail("wrong bytes", wrong)
