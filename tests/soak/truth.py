@@ -49,7 +49,7 @@ def _kind(name: str, conversations: int, groups: int, most: int, pages: tuple[in
     return Kind(namespace, conversations, groups, most, pages[0] * PAGE, sum(pages) * PAGE)
 
 
-#: About 420 MiB if all of it were there at once. Payloads of 16 KiB; 11,520 B (padded); 128 KiB in 256 parts, so a
+#: About 380 MiB if all of it were there at once. Payloads of 16 KiB; 11,520 B (padded); 128 KiB in 256 parts, so a
 #: header of two pages; 512 KiB in fused parts.
 KINDS = (
     _kind("plain", 700, 16, 40, (1, 4), layers=4, kv_heads=2, head_dim=32, dtype="float16", block_tokens=16),
