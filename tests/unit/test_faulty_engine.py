@@ -23,6 +23,7 @@ from kvterrace.layout import KVLayout
 from kvterrace.store import Store
 from kvterrace.testing.engine_suite import aligned
 from kvterrace.testing.faults import (
+    Astray,
     ClockJump,
     Effect,
     Fail,
@@ -228,7 +229,8 @@ def test_file_calls_suffer(engine: FaultyEngine, tmp_path: Path, call: FileCall)
 
 
 @pytest.mark.parametrize(
-    ("kind", "effect"), [(IoKind.READ, Torn(1)), (IoKind.WRITE, FlipBit(0)), (IoKind.SYNC, Short(1))]
+    ("kind", "effect"),
+    [(IoKind.READ, Torn(1)), (IoKind.WRITE, FlipBit(0)), (IoKind.WRITE, Astray(0)), (IoKind.SYNC, Short(1))],
 )
 def test_a_plan_that_makes_no_sense_is_a_bug(
     engine: FaultyEngine, tmp_path: Path, kind: IoKind, effect: Effect
@@ -340,3 +342,18 @@ def test_any_order_of_completions_serves_the_right_bytes(
     store.invalidate(chains[0], start=2)
     assert [store.match(chain).blocks for chain in chains] == [2, 6, 6, 6]
     assert store.close(3600.0)
+
+
+def test_a_read_that_goes_astray_brings_what_lies_elsewhere(engine: FaultyEngine, tmp_path: Path) -> None:
+    file = engine.create(tmp_path / "a", 3 * PAGE)
+    engine.submit([IoRequest(IoKind.WRITE, IoClass.DEMOTION, file, 0, [page(1), page(2), page(3)])])
+    assert drain(engine, 1)[0].complete
+    engine.plan.add(Astray(PAGE), IoKind.READ)
+    memory = page(9, 2)
+    engine.submit([IoRequest(IoKind.READ, DEMAND, file, 0, [memory])])
+    result = drain(engine, 1)[0]
+    assert result.complete and result.request.offset == 0
+    assert (memory[:PAGE] == 2).all() and (memory[PAGE:] == 3).all()
+    assert engine.read_now(file, 2 * PAGE, memory[:PAGE]) == PAGE and (memory[:PAGE] == 2).all()
+    engine.submit([IoRequest(IoKind.READ, DEMAND, file, 0, [page(9, 3)])])
+    assert drain(engine, 1)[0].nbytes == 2 * PAGE  # the file ends there

@@ -15,6 +15,7 @@ from typing import Literal
 from kvterrace.io.base import IoKind
 
 __all__ = [
+    "Astray",
     "Effect",
     "Fail",
     "FaultPlan",
@@ -67,6 +68,15 @@ class FlipBit:
 
 
 @dataclass(frozen=True, slots=True)
+class Astray:
+    """READ: the data comes from byte `offset` (whole pages) of the same file, and full success is reported if there is
+    that much of it. For a `FaultyEngine` only: a `FakeDevice` ignores it.
+    """
+
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
 class PretendDone:
     """Report full success and do nothing: a stale completion (READ), a lost write (WRITE), a lost flush (SYNC)."""
 
@@ -91,7 +101,7 @@ class Hang:
     """Do not complete until the device's `release()`, then go on as usual. The data moves only after that."""
 
 
-Effect = Fail | Short | FlipBit | PretendDone | Torn | Slow | Hang
+Effect = Fail | Short | FlipBit | Astray | PretendDone | Torn | Slow | Hang
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@
 | `Fail(errno)` | that error, nothing moves | the same | the same | raises it, nothing done |
 | `Short(nbytes)` | that much arrives | whole pages of it arrive | - | - |
 | `FlipBit(byte, bit)` | one bit of what arrives is wrong | - | - | - |
+| `Astray(offset)` | what lies at `offset` arrives | - | - | - |
 | `PretendDone()` | success, the buffers as they were | a lost write | a lost flush | truncate, unlink, sync_folder:
 nothing done | | `Torn(pages, errno)` | - | only these pages arrive; success, or the error | - | - |
 | `Slow(seconds)` | later | later | later | blocks that long |
@@ -36,6 +37,7 @@ from kvterrace.clock import Clock, ManualClock, SystemClock
 from kvterrace.errors import StoreClosedError
 from kvterrace.io.base import PAGE_NBYTES, FileInfo, IoEngine, IoFile, IoKind, IoRequest, IoResult
 from kvterrace.io.faults import (
+    Astray,
     Effect,
     Fail,
     FaultPlan,
@@ -50,6 +52,7 @@ from kvterrace.io.faults import (
 )
 
 __all__ = [
+    "Astray",
     "ClockJump",
     "Effect",
     "Fail",
@@ -66,7 +69,7 @@ __all__ = [
 ]
 
 _MAKES_SENSE: dict[IoKind, tuple[type[Effect], ...]] = {
-    IoKind.READ: (Fail, Short, FlipBit, PretendDone, Slow, Hang),
+    IoKind.READ: (Fail, Short, FlipBit, Astray, PretendDone, Slow, Hang),
     IoKind.WRITE: (Fail, Short, Torn, PretendDone, Slow, Hang),
     IoKind.SYNC: (Fail, PretendDone, Slow, Hang),
 }
@@ -238,6 +241,8 @@ class FaultyEngine:
                 raise AssertionError(f"a read cannot suffer {effect}")
             case Slow() | Hang():
                 self._block(effect)
+            case Astray():
+                offset = effect.offset
         moved = self._inner.read_now(file, offset, buffer)
         if isinstance(effect, FlipBit) and effect.byte < moved:
             _flip([buffer], effect)
@@ -331,6 +336,8 @@ def _shadow(request: IoRequest, effect: Effect) -> _Shadow:
             kind, buffers, offset, file = IoKind.CALL, (), 0, None
         case Short() if kind is IoKind.READ:
             buffers = _bounce(buffers)
+        case Astray():
+            offset = effect.offset
         case Short(nbytes):
             buffers = _first(buffers, nbytes // PAGE_NBYTES * PAGE_NBYTES)
         case Torn(pages):
