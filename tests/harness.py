@@ -171,6 +171,13 @@ class Box:
         stats = self.store.stats()
         raise AssertionError(f"the store does not come to rest: {stats}, {self.store._core.ledger.space}")
 
+    @property
+    def writer(self) -> Any:
+        """The writer of the first drive, for who looks inside."""
+        writers = self.store._mover.writers
+        assert writers is not None
+        return writers.each[0]
+
     def put(self, chain: KeyChain, start: int = 0, stop: int | None = None, **options: Any) -> Transfer:
         return self.store.put(chain, contents(chain, start, stop), start=start, stop=stop, **options)
 

@@ -13,7 +13,7 @@ import numpy as np
 from kvterrace.engine.blocks import NOWHERE, DramState
 from kvterrace.engine.core import Core
 from kvterrace.engine.ledger import Ledger
-from kvterrace.engine.space import SegmentState
+from kvterrace.engine.space import SegmentSpace, SegmentState
 from kvterrace.format.record import PAGE_NBYTES
 from kvterrace.store import Store
 
@@ -30,7 +30,7 @@ def check_invariants(store: Store) -> None:
     core, mover, driver = store._core, store._mover, store._driver  # noqa: SLF001 - it looks inside
     with driver.lock:
         assert mover.fault is None, f"the store has failed: {mover.fault}"
-        at_rest = not mover.active and not core.engine.in_flight
+        at_rest = not mover.active and not any(engine.in_flight for engine in core.engines)
         check_ledger(core.ledger)
         _check_counts(core)
         if at_rest:
@@ -49,8 +49,8 @@ def check_ledger(ledger: Ledger) -> None:
     _check_dram(ledger)
     _check_dirty(ledger)
     _check_use(ledger)
-    if ledger.space is not None:
-        _check_ssd(ledger)
+    for number, space in enumerate(ledger.spaces):
+        _check_ssd(ledger, space, number)
 
 
 def _check_tree(ledger: Ledger) -> None:
@@ -128,15 +128,18 @@ def _check_use(ledger: Ledger) -> None:
         assert table.users[block] or table.pins[block], f"block {block} is doomed, unused, and still there"
 
 
-def _check_ssd(ledger: Ledger) -> None:
-    table, space = ledger.table, ledger.space
-    assert space is not None
+def _check_ssd(ledger: Ledger, space: SegmentSpace, volume: int) -> None:
+    table = ledger.table
     assert space.file_nbytes <= space.cap_nbytes, (
         f"{space.file_nbytes} B in files, over the cap of {space.cap_nbytes} B"
     )
     live: Counter[int] = Counter()
     ends: dict[int, list[tuple[int, int]]] = {}
-    for block in np.flatnonzero(table.segment != NOWHERE).tolist():
+    mine = table.segment != NOWHERE
+    if len(ledger.spaces) > 1:
+        mine &= table.segment >> 24 == volume
+        assert {number >> 24 for number in space.segments} <= {volume}, "a segment of another volume"
+    for block in np.flatnonzero(mine).tolist():
         number, offset = int(table.segment[block]), int(table.page[block]) * PAGE_NBYTES
         nbytes = ledger.geometry_of(block).record_nbytes
         assert space.segments[number].state in _READABLE, f"block {block} lies in {space.segments[number]!r}"
@@ -159,5 +162,6 @@ def _check_ssd(ledger: Ledger) -> None:
 def _check_counts(core: Core) -> None:
     stats = core.snapshot()
     for name in stats.__slots__:
-        assert getattr(stats, name) >= 0, f"{name} is {getattr(stats, name)}"
+        if name != "drives":
+            assert getattr(stats, name) >= 0, f"{name} is {getattr(stats, name)}"
     assert stats.dram_used_nbytes <= stats.dram_nbytes
