@@ -287,9 +287,9 @@ class Store:
                 self._rest.wait(timeout_s)
             return self._fine
         try:
-            self._fine, ended = ending.settle(self._mover, self._driver, timeout_s)
-            if ended:  # else a write that hangs could still land: then the partition stays locked
-                for directory, _ in self._drives:
+            self._fine, resting = ending.settle(self._mover, self._driver, timeout_s)
+            for directory, engine in self._drives:
+                if any(one is engine for one in resting):  # else a write that hangs could still land: it stays locked
                     directory.close()
             closed(self)
         finally:
