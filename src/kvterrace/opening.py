@@ -57,8 +57,8 @@ def open_store(
         raise ConfigError(f"dram_bytes: {dram_nbytes} B is too small; give at least a few blocks' worth, e.g. 1GiB")
     if ssd_nbytes < MIN_CAP_NBYTES * len(paths):
         raise ConfigError(
-            f"ssd_bytes: {ssd_nbytes} B is too small for {len(paths)} drive(s); give at least {MIN_CAP_NBYTES} B for each, "
-            "or path=None for DRAM alone"
+            f"ssd_bytes: {ssd_nbytes} B is too small for {len(paths)} drive(s); give at least {MIN_CAP_NBYTES} B for "
+            "each, or path=None for DRAM alone"
         )
     clock = SystemClock()
     directories: list[StoreDirectory] = []

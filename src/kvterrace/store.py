@@ -79,7 +79,6 @@ class Store:
         self._clock = clock
         drives = [*([] if directory is None else [(directory, engine)]), *more]
         self._engine = engine
-        self._directory = directory
         self._drives = drives
         self._closed = False
         self._closer: int | None = None  # thread that is closing the store

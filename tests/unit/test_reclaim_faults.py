@@ -28,7 +28,7 @@ ROOT = chain_of(SMALL, [1])
 
 def after_a_crash(box: Box, *, unsynced: bool = True) -> Store:
     """Another store, on what the drive would hold now; the one in the box goes on."""
-    mine: Any = box.store._directory
+    mine: Any = box.store._drives[0][0]
     directory: Any = SimpleNamespace(
         partition=mine.partition, store_uuid=mine.store_uuid, close=lambda: None, describe=lambda _: None
     )
@@ -266,8 +266,7 @@ def test_segments_with_a_footer_are_not_synced_again(tmp_path: Path) -> None:
     box.put_now(ROOT)
     assert box.store.flush(10.0)
     box.device = box.device.crash_image(lambda _: True)  # no footer: from a process that was killed
-    assert box.store._directory is not None
-    box.store._directory.close()
+    box.store._drives[0][0].close()
     box.store = box._open()
     killed = box.writer
     assert len(killed._syncing._unsynced) == 1
