@@ -82,27 +82,28 @@ def open_drives(roots: Sequence[Path], partition: str, *, created_unix_s: float)
                 root.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _locked(roots):
         plan = plan_drives([_look(root) for root in roots])
-        with contextlib.ExitStack() as undo:
-            directories = {
-                one: undo.enter_context(_opened(one.root, partition, created_unix_s))
-                for one in plan.order
-                if one.marker is not None
-            }
+        directories: dict[Candidate, StoreDirectory] = {}
+        try:
+            for one in plan.order:
+                if one.marker is not None:
+                    directories[one] = _open(one.root, partition, created_unix_s)
             for one in plan.new:
                 with _named(one.root):
                     _probe(one.root)
             with contextlib.ExitStack() as held:
                 for one in plan.stale:
-                    held.enter_context(_every_partition_locked(one.root, partition))
+                    held.enter_context(_other_partitions_locked(one.root, partition))
                 _warn(plan)
                 for one in plan.stale:
                     with _named(one.root):
                         _remove_segments(one.root)
                 _record(plan, created_unix_s)
-            for one in plan.order:
-                if one.marker is None:
-                    directories[one] = undo.enter_context(_opened(one.root, partition, created_unix_s))
-            undo.pop_all()  # they stay open
+            for one in plan.new:
+                directories[one] = _open(one.root, partition, created_unix_s)
+        except BaseException:
+            for directory in directories.values():
+                directory.close()
+            raise
         return [directories[one] for one in plan.order]
 
 
@@ -237,19 +238,13 @@ def _partitions(root: Path) -> list[Path]:
     return sorted(entry for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else []
 
 
-@contextlib.contextmanager
-def _opened(root: Path, partition: str, created_unix_s: float) -> Iterator[StoreDirectory]:
-    """A directory that is closed again if what follows fails."""
+def _open(root: Path, partition: str, created_unix_s: float) -> StoreDirectory:
     with _named(root):
-        directory = StoreDirectory.open(root, partition, created_unix_s=created_unix_s)
-    try:
-        yield directory
-    finally:
-        directory.close()
+        return StoreDirectory.open(root, partition, created_unix_s=created_unix_s)
 
 
 @contextlib.contextmanager
-def _every_partition_locked(root: Path, partition: str) -> Iterator[None]:
+def _other_partitions_locked(root: Path, partition: str) -> Iterator[None]:
     """Hold all partitions of `root` but the one that is held already."""
     with contextlib.ExitStack() as held, _named(root):
         for folder in _partitions(root):
