@@ -19,6 +19,7 @@ __all__ = [
     "Marker",
     "make_marker",
     "may_become_store",
+    "parse_drive",
     "read_marker",
     "sync_folder",
     "write_drives",
@@ -78,7 +79,7 @@ def read_marker(root: Path) -> Marker | None:
         return None
     try:
         drives = found.get("drives")
-        return Marker(uuid.UUID(hex=str(found["uuid"])).bytes, None if drives is None else _parse_drive(drives))
+        return Marker(uuid.UUID(hex=str(found["uuid"])).bytes, None if drives is None else parse_drive(drives))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _damaged(root, error) from error
 
@@ -158,7 +159,8 @@ def _read(root: Path) -> dict[str, object] | None:
     return found
 
 
-def _parse_drive(found: object) -> DriveRecord:
+def parse_drive(found: object) -> DriveRecord:
+    """A drive from JSON, as `to_json` makes it. Raises ValueError, KeyError, TypeError."""
     if not isinstance(found, dict):
         raise TypeError(f"drives: {found!r}")
     record = DriveRecord(found["set"], found["generation"], found["change"], found["index"], found["count"])
