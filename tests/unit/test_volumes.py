@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tests.harness import SEGMENT_NBYTES, SMALL, SMALL_NBYTES, Box, Get, chain_of, contents, kinds
 
+from kvterrace.engine.space import SegmentState
 from kvterrace.io.base import IoKind
 from kvterrace.io.fake import FakeDevice
 from kvterrace.io.faults import Effect, Fail, Hang, Slow
@@ -239,6 +240,41 @@ def test_a_full_drive_that_hangs_does_not_stop_reclaim_on_another(tmp_path: Path
     box.check()
 
 
+def test_what_is_carried_over_is_not_waited_for_for_ever(tmp_path: Path) -> None:
+    """Another drive has what one drive's reclaim has carried over, and hangs: the segment goes all the same."""
+    box = Box(tmp_path, dram_blocks=40, segments=8, drives=2, after_s=0.0)
+    first, root = chain_of(SMALL, [1]), chain_of(SMALL, [2])
+    for chain in (first, root):
+        box.put_now(chain)
+        box.cool()
+    assert drives_of(box, first) + drives_of(box, root) == [0, 1]
+    writers: Any = box.store._mover.writers
+    writer, space = writers.each[1], box.store._core.ledger.spaces[1]
+    writer.seal_open()
+    box.step()
+    box.rest()
+    (segment,) = space.segments.values()
+    ids = box.store._core.ledger.find(root)
+    box.plans[0].add(Hang(), IoKind.WRITE)
+    writers._turn = 0
+    reclaimer = writer._reclaimer
+    segment.state = SegmentState.RECLAIMING
+    reclaimer._reclaiming, reclaimer._carried = segment, ids
+    reclaimer._carry = reclaimer._reader.bring(ids, box.clock.monotonic_s())
+    for _ in range(5):
+        box.step(0.1)
+    assert box.store._core.ledger.table.writing[ids].all(), "the first drive has it"
+    assert segment.number in space.segments, "the old copy was given up before there is a new one"
+    for _ in range(20):
+        box.step(0.1)
+    assert segment.number not in space.segments and not reclaimer.busy
+    assert kinds(box.get_now(root)) == ["Hit"]
+    box.plans[0].clear()
+    box.devices[0].release()
+    box.rest()
+    box.check()
+
+
 # -- invalidations -----------------------------------------------------------------------------------------------------
 
 
@@ -299,7 +335,8 @@ def test_a_crash_that_left_an_invalidation_on_one_drive_is_mended(tmp_path: Path
     assert not box.store.flush(5.0)
     alone, _ = crashed(box, only=1, keep=False)
     assert alone.match(dead).blocks == 2, "the test is about a tombstone that is not on this drive"
-    again, images = crashed(box, keep=True)
+    images = [box.devices[0].crash_image(lambda _: True), box.devices[1].crash_image(lambda _: False)]
+    again = stored_on(box, images, [0, 1])
     assert not again.match(dead).blocks
     assert again.flush(10.0), "an invalidation that a restart found was not made durable"
     last = [image.crash_image(lambda _: False) for image in images]

@@ -147,8 +147,8 @@ def _show(report: Inspection, out: Console) -> None:
     )
     if marker.drive is not None and marker.drive.count > 1:
         out.print(
-            f"drive {marker.drive.index + 1} of {marker.drive.count} of its store: chains run over all of them; this is "
-            "what lies here"
+            f"drive {marker.drive.index + 1} of {marker.drive.count} of its store: chains run over all of them; this "
+            "is what lies here"
         )
     for problem in report.problems:
         out.print(f"! {safe(problem)}")

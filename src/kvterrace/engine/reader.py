@@ -168,7 +168,7 @@ class Reader:
             held_back.add([one for one in landings if one.volume is volume])
 
     def _held_back_of(self, one: Landing) -> HeldBack:
-        return self._held_back[self._core.volumes.index(one.volume)]
+        return self._held_back[one.volume.number]
 
     def _promote(self, block: int) -> None:
         """Somebody waits for a block whose read was held back: it goes now."""

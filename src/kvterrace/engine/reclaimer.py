@@ -28,8 +28,9 @@ _RECLAIM_AGAIN_S = 0.02
 #: Reclaims called off in a row because DRAM had no room for what must not be lost, until one goes on without it: else
 #: a full DRAM tier and a full drive would wait for each other for ever.
 _CALL_OFFS = 12
-#: What was carried over is waited for this long at most, where another drive may have it.
-_ANEW_S = 10.0
+#: What was carried over is waited for this long at most, where another drive may have it: if that hangs, this one must
+#: not fill up meanwhile.
+_ANEW_S = 1.0
 
 
 class Reclaimer:
@@ -44,15 +45,15 @@ class Reclaimer:
         syncing: Syncing,
         tombstones: Tombstones,
         *,
-        sync_all: Callable[[Callable[[bool], None]], int],
+        sync_volumes: Callable[[set[int], Callable[[bool], None]], int],
     ) -> None:
-        """`sync_all`: as `Syncing.sync`, over every volume."""
+        """`sync_volumes`: as `Syncing.sync`, for volumes by number."""
         self._core = core
         self._volume = volume
         self._reader = reader
         self._maker = maker
         self._syncing = syncing
-        self._sync_all = sync_all
+        self._sync_volumes = sync_volumes
         self._tombstones = tombstones
         self._space = volume.space
         self._reclaiming: Segment | None = None
@@ -193,7 +194,8 @@ class Reclaimer:
         """
         assert self._anew is not None
         ledger = self._core.ledger
-        table, (ids, put_seq) = ledger.table, self._anew
+        table, (ids, put_seq), segment = ledger.table, self._anew, self._reclaiming
+        assert segment is not None
         if not len(ids) or not self._space.can_write or not self._maker.can_open or now_s >= self._anew_until_s:
             return True
         waits = (table.put_seq[ids] == put_seq) & (table.run[ids] != NOWHERE) & (table.state[ids] == DramState.READY)
@@ -203,7 +205,9 @@ class Reclaimer:
             return False
         if self._anew_syncs is None:
             ended: list[bool] = []
-            self._anew_syncs = ended, self._sync_all(ended.append)
+            copies = table.segment[ids][table.segment[ids] != NOWHERE].tolist()
+            volumes = {self._core.volume_of(number).number for number in [segment.number, *copies]}
+            self._anew_syncs = ended, self._sync_volumes(volumes, ended.append)
         ended, wanted = self._anew_syncs
         if len(ended) < wanted:
             return False

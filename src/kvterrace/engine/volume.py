@@ -20,12 +20,14 @@ class Volume:
     """What belongs to one drive and to no other: a drive that is full, fails or hangs takes nothing else along.
 
     Attributes:
+        number: its place among the volumes.
         engine: of this drive alone.
         files: its segments, as files.
         space: the same, as room under its own cap.
         gate: lets reads of it through, or stops them.
     """
 
+    number: int
     engine: IoEngine
     files: SegmentFiles
     space: SegmentSpace
@@ -43,5 +45,5 @@ def make_volumes(
         space = SegmentSpace(cap_nbytes, segment_nbytes, footer_room_nbytes, volume=number, alone=alone)
         numbers = {} if alone else {"base": number * NUMBERS, "count": NUMBERS}
         files = SegmentFiles(engine, directory.partition, directory.store_uuid, **numbers)
-        volumes.append(Volume(engine, files, space, ReadGate(clock, str(files.folder))))
+        volumes.append(Volume(number, engine, files, space, ReadGate(clock, str(files.folder))))
     return tuple(volumes)

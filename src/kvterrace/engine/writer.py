@@ -28,9 +28,14 @@ class Writer:
     """Writes to one volume, and turns the crank of all that keeps its segments going. Called under the store's lock."""
 
     def __init__(
-        self, core: Core, volume: Volume, reader: Reader, *, sync_all: Callable[[Callable[[bool], None]], int]
+        self,
+        core: Core,
+        volume: Volume,
+        reader: Reader,
+        *,
+        sync_volumes: Callable[[set[int], Callable[[bool], None]], int],
     ) -> None:
-        """`sync_all`: as `sync`, over every volume."""
+        """`sync_volumes`: as `sync`, for volumes by number."""
         self._core = core
         self._volume = volume
         self._files = volume.files
@@ -43,7 +48,7 @@ class Writer:
         self._tombstones = Tombstones(core, volume, self._pause, self._syncing.wrote)
         self._maker = SegmentMaker(core, volume, self._pause, self._syncing)
         self._reclaimer = Reclaimer(
-            core, volume, reader, self._maker, self._syncing, self._tombstones, sync_all=sync_all
+            core, volume, reader, self._maker, self._syncing, self._tombstones, sync_volumes=sync_volumes
         )
         self._closing = False
 

@@ -20,7 +20,7 @@ class Writers:
 
     def __init__(self, core: Core, reader: Reader) -> None:
         self._core = core
-        self.each = tuple(Writer(core, volume, reader, sync_all=self.sync) for volume in core.volumes)
+        self.each = tuple(Writer(core, volume, reader, sync_volumes=self._sync_volumes) for volume in core.volumes)
         self._turn = 0
         #: Flushes under way.
         self.flushing = 0
@@ -56,6 +56,9 @@ class Writers:
         with whether that went well.
         """
         return sum(one.sync(on_end) for one in self.each)
+
+    def _sync_volumes(self, numbers: set[int], on_end: Callable[[bool], None]) -> int:
+        return sum(self.each[number].sync(on_end) for number in numbers)
 
     @property
     def idle(self) -> bool:

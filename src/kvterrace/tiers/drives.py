@@ -198,9 +198,8 @@ def _names(some: Sequence[Candidate]) -> str:
 
 
 def _record(plan: Plan, created_unix_s: float) -> None:
-    """Write the records: first where a store is already, so that no new folder can be taken for one of its own."""
-    todo = list(zip(plan.order, plan.records, strict=False))
-    for one, record in sorted(todo, key=lambda item: item[0].marker is None):
+    """Write the records. New drives are last in order: what they belong to names them first."""
+    for one, record in zip(plan.order, plan.records, strict=False):
         with _named(one.root):
             if one.marker is None:
                 make_root(one.root, created_unix_s, record)
