@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -27,6 +28,7 @@ from tests.crash.kit import (
 )
 
 from kvterrace import ConfigError, NotAStoreError, Store, StoreUnusableError
+from kvterrace.cli import main
 from kvterrace.errors import StoreLockedError
 from kvterrace.tiers import drives as drives_module
 from kvterrace.tiers.drives import Candidate, plan_drives
@@ -44,7 +46,7 @@ def three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     def small(self: Store, **options: Any) -> None:
         from kvterrace.engine.dirty import WritePolicy
 
-        real(self, **(options | {"writes": WritePolicy(after_s=0.05, batch_nbytes=8192)}))
+        real(self, **(options | {"writes": WritePolicy(after_s=options["writes"].after_s, batch_nbytes=8192)}))
 
     monkeypatch.setattr(Store, "__init__", small)
     return [tmp_path / name / "kv" for name in "abc"]
@@ -62,11 +64,16 @@ def drive(root: Path) -> tuple[int, int, int]:
 
 
 def fill(paths: list[Path]) -> None:
-    with opened(paths) as store:
+    """Store `CHAINS`, of which each drive gets two blocks of the first six, at least."""
+    with opened(paths, write_behind_s=60.0) as store:
+        for number in itertools.count(5000):  # until each drive has a segment to write to
+            stored(store, chain_of(number, len(paths)))
+            assert store.flush()
+            if all(one.live_nbytes for one in store.stats().drives):
+                break
         for chain in CHAINS:
             stored(store, chain)
         assert store.flush()
-        assert all(one.live_nbytes for one in store.stats().drives)
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -427,6 +434,33 @@ def _step(written: list[Path], after: int, function: Any, root: Path, *rest: Any
         raise KeyboardInterrupt
     written.append(root)
     function(root, *rest)
+
+
+# -- tools -------------------------------------------------------------------------------------------------------------
+
+
+def test_tools_look_at_one_drive_and_call_nothing_damage(three: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    fill(three)
+    counted = 0
+    for number, root in enumerate(three):
+        before = snapshot(root)
+        capsys.readouterr()
+        assert main(["verify", str(root), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["clean"]
+        assert main(["inspect", str(root), "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["drives"] == record(root)["drives"] and found["drives"]["index"] == number
+        (partition,) = found["partitions"]
+        assert not found["problems"] and not partition["problems"]
+        assert not any(one["problems"] for one in partition["segments"])
+        counted += partition["blocks"] + partition["orphan_blocks"]
+        assert partition["orphan_blocks"], "the test is about chains that begin elsewhere"
+        assert main(["inspect", str(root)]) == 0
+        out = " ".join(capsys.readouterr().out.split())
+        assert f"drive {number + 1} of 3" in out and "on other drives, or nowhere" in out and "never matched" not in out
+        assert snapshot(root) == before
+    with opened(three) as store:
+        assert counted == store.stats().blocks >= 48
 
 
 # -- the rule by itself ------------------------------------------------------------------------------------------------
