@@ -30,6 +30,7 @@ from tests.crash.kit import (
 from kvterrace import ConfigError, NotAStoreError, Store, StoreUnusableError
 from kvterrace.cli import main
 from kvterrace.errors import StoreLockedError
+from kvterrace.tiers import directory as directory_module
 from kvterrace.tiers import drives as drives_module
 from kvterrace.tiers.drives import Candidate, plan_drives
 from kvterrace.tiers.marker import DriveRecord, Marker
@@ -285,6 +286,26 @@ def test_a_drive_that_cannot_be_read_is_refused_by_name(three: list[Path], monke
     monkeypatch.setattr(Path, "read_bytes", read)
     assert snapshot(three[0].parents[1]) == before
     assert opened(three).close(), "a lock was left behind"
+
+
+def test_a_drive_that_cannot_be_written_is_refused_by_name(three: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(three)
+    before = snapshot(three[0].parents[1])
+
+    def refuse(path: Path) -> int:
+        if three[1] in path.parents:
+            raise OSError(30, "Read-only file system")
+        return lock(path)
+
+    lock = directory_module.lock_partition
+    monkeypatch.setattr(directory_module, "lock_partition", refuse)
+    with pytest.raises(StoreUnusableError, match="Read-only.*leave the drive out of the list") as caught:
+        opened(three)
+    assert str(three[1]) in str(caught.value)
+    monkeypatch.undo()
+    assert snapshot(three[0].parents[1]) == before
+    with opened(three) as store:
+        assert found_blocks(store) == 48
 
 
 # -- mixed up ----------------------------------------------------------------------------------------------------------

@@ -238,8 +238,12 @@ def _partitions(root: Path) -> list[Path]:
 
 
 def _open(root: Path, partition: str, created_unix_s: float) -> StoreDirectory:
-    with _named(root):
+    try:
         return StoreDirectory.open(root, partition, created_unix_s=created_unix_s)
+    except StoreUnusableError as error:
+        if type(error) is not StoreUnusableError:  # its kinds say what to do
+            raise
+        raise StoreUnusableError(f"{error}, or leave the drive out of the list to go on without it") from error
 
 
 @contextlib.contextmanager
