@@ -299,7 +299,7 @@ def test_a_drive_that_cannot_be_written_is_refused_by_name(three: list[Path], mo
 
     lock = directory_module.lock_partition
     monkeypatch.setattr(directory_module, "lock_partition", refuse)
-    with pytest.raises(StoreUnusableError, match="Read-only.*leave the drive out of the list") as caught:
+    with pytest.raises(StoreUnusableError, match=r"Read-only.*leave the drive out of the list") as caught:
         opened(three)
     assert str(three[1]) in str(caught.value)
     monkeypatch.undo()
