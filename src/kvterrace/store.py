@@ -259,7 +259,8 @@ class Store:
     def flush(self, timeout_s: float | None = None) -> bool:
         """Write every block that has no copy on the SSD, and make what was written durable. Blocks.
 
-        Returns whether all of it was written; False after `timeout_s`, or while the drive takes no writes.
+        Returns whether all of it was written; False after `timeout_s`, or while the drive takes no writes. Of several
+        drives: while none does, or one does not that must learn of an invalidation.
         """
         with self._entered():
             pass
