@@ -71,9 +71,10 @@ def layer_bytes(chain: KeyChain, index: int, layers: range | None) -> bytes:
 
 
 class Box:
-    """A store, its drive and its clock.
+    """A store, its drives and its clock. `device` and `faults` are those of the first drive.
 
-    `reads` and `writes` are what the drive was asked for: (file name, offset, bytes), in order of submission.
+    `reads` and `writes` are what the drives were asked for: (file name, offset, bytes), in order of submission. `asked`
+    is that of everything, by drive and call of `submit`, and with the kind of request.
     """
 
     def __init__(
@@ -89,34 +90,46 @@ class Box:
         parallel: int = 4,
         latency_s: float = 100e-6,
         bytes_per_s: float = 2e9,
+        drives: int = 1,
     ) -> None:
+        """`segments`: room on each drive. Copies in memory run on the only drive, or beside them if there are more."""
         self.clock = ManualClock(1000.0)
         self.root = root
         self.partition = f"p{next(_numbers)}"
         self.faults = faults or FaultPlan()
+        self.plans = [self.faults, *(FaultPlan() for _ in range(1, drives))]
         self.dram_nbytes = dram_blocks * SMALL_NBYTES
-        self.cap_nbytes = segments * SEGMENT_NBYTES
+        self.cap_nbytes = segments * SEGMENT_NBYTES * drives
         self.busy_after_s = busy_after_s
         self.writes_policy = WritePolicy(after_s=after_s, batch_nbytes=batch_nbytes)
         self.reads: list[tuple[str, int, int]] = []
         self.writes: list[tuple[str, int, int]] = []
-        self.device = FakeDevice(
-            self.clock, parallel=parallel, faults=self.faults, latency_s=latency_s, bytes_per_s=bytes_per_s
-        )
+        self.asked: list[tuple[int, list[tuple[IoKind, str, int, int]]]] = []
+        self.devices = [
+            FakeDevice(self.clock, parallel=parallel, faults=plan, latency_s=latency_s, bytes_per_s=bytes_per_s)
+            for plan in self.plans
+        ]
         #: Requests that the store may still submit until the next `check`: an example must not go on for ever.
         self.patience = 5000
         self.store = self._open()
 
     def _open(self) -> Store:
-        self._watch()
-        directory = None
+        for number, device in enumerate(self.devices):
+            self._watch(number, device)
+        directories = []
         if self.root is not None:
-            directory = StoreDirectory.open(self.root, self.partition, created_unix_s=0.0)
+            alone = len(self.devices) == 1
+            roots = [self.root if alone else self.root / f"d{number}" for number in range(len(self.devices))]
+            directories = [StoreDirectory.open(root, self.partition, created_unix_s=0.0) for root in roots]
+        pairs = list(zip(directories, self.devices, strict=False))
+        one = len(pairs) == 1
+        self.copies = self.device if len(pairs) < 2 else FakeDevice(self.clock)
         return Store(
             dram_nbytes=self.dram_nbytes,
             ssd_nbytes=self.cap_nbytes,
-            directory=directory,
-            engine=self.device,
+            directory=directories[0] if one else None,
+            engine=self.copies,
+            more=[] if one else pairs,
             clock=self.clock,
             writes=self.writes_policy,
             busy_after_s=self.busy_after_s,
@@ -124,26 +137,40 @@ class Box:
             background=False,
         )
 
-    def _watch(self) -> None:
-        submit = self.device.submit
+    @property
+    def device(self) -> FakeDevice:
+        return self.devices[0]
+
+    @device.setter
+    def device(self, device: FakeDevice) -> None:
+        self.devices[0] = device
+
+    def _watch(self, number: int, device: FakeDevice) -> None:
+        submit = device.submit
 
         def watched(requests: Sequence[IoRequest]) -> None:
+            batch: list[tuple[IoKind, str, int, int]] = []
+            self.asked.append((number, batch))
             self.patience -= len(requests)
             assert self.patience > 0, "the store is busy and gets nowhere"
             for request in requests:
+                if request.file is None:
+                    continue
+                place = request.file.path.name, request.offset, sum(buffer.nbytes for buffer in request.buffers)
+                batch.append((request.kind, *place))
                 log = {IoKind.READ: self.reads, IoKind.WRITE: self.writes}.get(request.kind)
-                if log is not None and request.file is not None:
-                    nbytes = sum(buffer.nbytes for buffer in request.buffers)
-                    log.append((request.file.path.name, request.offset, nbytes))
+                if log is not None:
+                    log.append(place)
             submit(requests)
 
-        self.device.submit = watched  # type: ignore[method-assign]
+        device.submit = watched  # type: ignore[method-assign]
 
     def reopen(self, timeout_s: float = 1000.0) -> bool:
-        """Close the store and open it again on the same drive. What `close` said."""
+        """Close the store and open it again on the same drives. What `close` said."""
         fine = self.store.close(timeout_s)
-        self.device = self.device.crash_image(lambda _: True)
-        self.device.faults = self.faults
+        self.devices = [device.crash_image(lambda _: True) for device in self.devices]
+        for device, plan in zip(self.devices, self.plans, strict=True):
+            device.faults = plan
         self.store = self._open()
         return fine
 
@@ -165,11 +192,18 @@ class Box:
     def rest(self, timeout_s: float = 100.0, tick_s: float = 0.05) -> None:
         """Go on until no transfer is open and the drive is idle."""
         for _ in range(round(timeout_s / tick_s)):
-            if not self.store._mover.active and not self.device.in_flight:
+            if not self.store._mover.active and not any(engine.in_flight for engine in self.store._core.engines):
                 return
             self.step(tick_s)
         stats = self.store.stats()
-        raise AssertionError(f"the store does not come to rest: {stats}, {self.store._core.ledger.space}")
+        raise AssertionError(f"the store does not come to rest: {stats}, {self.store._core.ledger.spaces}")
+
+    @property
+    def writer(self) -> Any:
+        """The writer of the first drive, for who looks inside."""
+        writers = self.store._mover.writers
+        assert writers is not None
+        return writers.each[0]
 
     def put(self, chain: KeyChain, start: int = 0, stop: int | None = None, **options: Any) -> Transfer:
         return self.store.put(chain, contents(chain, start, stop), start=start, stop=stop, **options)
@@ -195,8 +229,10 @@ class Box:
         """The books are in order, and the drive holds no more than it may."""
         check_invariants(self.store)
         self.patience = 5000
-        taken = sum(file.allocated_nbytes for file in self.device._medium.names.values())
-        assert taken <= self.cap_nbytes, f"{taken} B on the drive, over the cap of {self.cap_nbytes} B"
+        cap_nbytes = self.cap_nbytes // len(self.devices)
+        for device in self.devices:
+            taken = sum(file.allocated_nbytes for file in device._medium.names.values())
+            assert taken <= cap_nbytes, f"{taken} B on the drive, over the cap of {cap_nbytes} B"
 
 
 class Get:

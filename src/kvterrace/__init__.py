@@ -8,7 +8,7 @@ store.wait(store.get(chain[: store.match(chain).blocks], buffers))
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kvterrace.engine.counters import StoreStats
+    from kvterrace.engine.counters import DriveStats, StoreStats
     from kvterrace.engine.transfers import Transfer
     from kvterrace.errors import (
         ConfigError,
@@ -50,6 +50,7 @@ __all__ = [
     "ConfigError",
     "Corrupt",
     "DeviceFailed",
+    "DriveStats",
     "Expired",
     "FormatVersionError",
     "GetOutcome",
@@ -89,6 +90,7 @@ _HOMES = {
     "ConfigError": "kvterrace.errors",
     "Corrupt": "kvterrace.types",
     "DeviceFailed": "kvterrace.types",
+    "DriveStats": "kvterrace.engine.counters",
     "Expired": "kvterrace.types",
     "FormatVersionError": "kvterrace.errors",
     "GetOutcome": "kvterrace.types",

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from kvterrace.clock import SystemClock
 from kvterrace.config import parse_nbytes
 from kvterrace.engine.dirty import WritePolicy
-from kvterrace.engine.space import MIN_CAP_NBYTES
+from kvterrace.engine.space import MIN_CAP_NBYTES, MOST_VOLUMES
 from kvterrace.errors import ConfigError
 from kvterrace.format.record import PAGE_NBYTES
 from kvterrace.io.posix import PosixEngine
 from kvterrace.shutdown import flush_at_exit
 from kvterrace.store import Store
 from kvterrace.tiers.directory import StoreDirectory
+from kvterrace.tiers.drives import open_drives
 
 __all__ = ["open_store"]
 
 
 def open_store(
-    path: str | Path | None,
+    path: str | Path | Sequence[str | Path] | None,
     *,
     dram_bytes: int | str = "1GiB",
     ssd_bytes: int | str = "16GiB",
@@ -31,9 +34,11 @@ def open_store(
     """Open a store, making it if `path` is missing or empty. Blocks while it reads the index and prefaults DRAM.
 
     Args:
-        path: folder of the store; None for a ladder of DRAM alone.
+        path: folder of the store; None for a ladder of DRAM alone. Several drives: a folder on each, in any order. Long
+            prompts then lie on all of them, and are read from all at once. A drive left out, added or back again is
+            accepted with a warning: one left out takes its blocks along, and comes back empty. Up to 127.
         dram_bytes: size of the DRAM tier, reserved at once. At least a few blocks.
-        ssd_bytes: what all files of this partition may take together, at any time.
+        ssd_bytes: what all files of this partition may take together, at any time; each drive has an equal share.
         partition: name of the part of the store that this process writes; one process at a time.
         write_behind_s: a block that has been idle this long is written to the SSD.
         busy_after_s: how long a block waits for room before it is answered `Busy`.
@@ -42,38 +47,54 @@ def open_store(
 
     Raises:
         ConfigError: an argument that cannot work.
-        StoreUnusableError: or one of its kinds: not a store, a newer format, locked by another process, no permission.
+        StoreUnusableError: or one of its kinds: not a store, a newer format, locked by another process, no permission,
+            a drive that is not there, or is one of another store.
     """
+    paths = _paths(path)
     dram_nbytes = parse_nbytes(dram_bytes, "dram_bytes") // PAGE_NBYTES * PAGE_NBYTES
     ssd_nbytes = parse_nbytes(ssd_bytes, "ssd_bytes")
     if dram_nbytes < PAGE_NBYTES:
         raise ConfigError(f"dram_bytes: {dram_nbytes} B is too small; give at least a few blocks' worth, e.g. 1GiB")
-    if path is not None and ssd_nbytes < MIN_CAP_NBYTES:
+    if ssd_nbytes < MIN_CAP_NBYTES * len(paths):
         raise ConfigError(
-            f"ssd_bytes: {ssd_nbytes} B is too small for a store on a drive; give at least "
-            f"{MIN_CAP_NBYTES} B, or path=None for DRAM alone"
+            f"ssd_bytes: {ssd_nbytes} B is too small for {len(paths)} drive(s); give at least {MIN_CAP_NBYTES} B for "
+            "each, or path=None for DRAM alone"
         )
     clock = SystemClock()
-    directory = None
-    engine = None
+    directories: list[StoreDirectory] = []
+    engines: list[PosixEngine] = []
     try:
-        if path is not None:
-            directory = StoreDirectory.open(Path(path), partition, created_unix_s=clock.unix_s())
-        engine = PosixEngine()
+        if paths:
+            directories = open_drives(paths, partition, created_unix_s=clock.unix_s())
+        names = [f"posix{number}" for number in range(len(directories))] if len(directories) > 1 else ["posix"]
+        for name in names:  # one by one: what was made is closed if the next cannot be
+            engines.append(PosixEngine(name=name))  # noqa: PERF401
         store = Store(
             dram_nbytes=dram_nbytes,
             ssd_nbytes=ssd_nbytes,
-            directory=directory,
-            engine=engine,
+            directory=directories[0] if directories else None,
+            engine=engines[0],
+            more=list(zip(directories[1:], engines[1:], strict=True)),
             clock=clock,
             writes=WritePolicy(after_s=write_behind_s),
             busy_after_s=busy_after_s,
         )
     except BaseException:
-        if engine is not None:
+        for engine in engines:
             engine.close(1.0)
-        if directory is not None:
+        for directory in directories:
             directory.close()
         raise
     flush_at_exit(store, on_sigterm=sigterm_flush)
     return store
+
+
+def _paths(path: str | Path | Sequence[str | Path] | None) -> list[Path]:
+    if path is None:
+        return []
+    if isinstance(path, str | os.PathLike):
+        return [Path(path)]
+    paths = [Path(one) for one in path]
+    if not 1 <= len(paths) <= MOST_VOLUMES:
+        raise ConfigError(f"path: {len(paths)} folders; give 1 to {MOST_VOLUMES}, or None for DRAM alone")
+    return paths

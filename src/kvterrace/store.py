@@ -6,7 +6,8 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -20,19 +21,20 @@ from kvterrace.engine.counters import StoreStats
 from kvterrace.engine.dirty import WritePolicy
 from kvterrace.engine.driver import Driver
 from kvterrace.engine.ledger import Ledger
+from kvterrace.engine.mending import missing_tombstones
 from kvterrace.engine.mover import Mover
 from kvterrace.engine.rebuild import rebuild
-from kvterrace.engine.space import SegmentSpace, segment_nbytes_for
+from kvterrace.engine.space import segment_nbytes_for
 from kvterrace.engine.transfers import Transfer, TransferKind
+from kvterrace.engine.volume import make_volumes
 from kvterrace.errors import ConfigError, KVTerraceError, StoreClosedError
 from kvterrace.format.record import PAGE_NBYTES
 from kvterrace.handles import Match, Pin
-from kvterrace.io.base import IoClass, IoEngine, IoKind, IoRequest
+from kvterrace.io.base import IoClass, IoEngine, IoKind, IoRequest, IoResult
 from kvterrace.keys import KeyChain, Namespace
 from kvterrace.shutdown import closed
 from kvterrace.tiers.directory import StoreDirectory
 from kvterrace.tiers.memory import Arena
-from kvterrace.tiers.segments import SegmentFiles, footer_room_nbytes
 from kvterrace.types import GetOutcome, PutOutcome
 
 __all__ = ["Store"]
@@ -57,38 +59,46 @@ class Store:
         directory: StoreDirectory | None,
         engine: IoEngine,
         clock: Clock,
+        more: Sequence[tuple[StoreDirectory, IoEngine]] = (),
         writes: WritePolicy | None = None,
         busy_after_s: float = 5.0,
         segment_nbytes: int | None = None,
         background: bool = True,
     ) -> None:
-        """For tests and embedders; see `open_store`. Takes over `directory` and `engine`.
+        """For tests and embedders; see `open_store`. Takes over directories and engines.
 
         Args:
+            ssd_nbytes: of all drives together; each has an equal share.
+            directory: of the first drive; None for DRAM alone.
+            engine: of the first drive. Copies in memory run on it too, and must not be held up by that drive.
+            more: directory and engine of each further drive.
             segment_nbytes: size of new segments; None: 64 MiB, or a sixteenth of the capacity if that is less.
             background: drive the store by a thread of its own; otherwise `poll`, `wait` and `flush` drive it, on the
                 caller's.
         """
         self._clock = clock
+        drives = [*([] if directory is None else [(directory, engine)]), *more]
         self._engine = engine
-        self._directory = directory
+        self._drives = drives
         self._closed = False
         self._closer: int | None = None  # thread that is closing the store
         self._rest = threading.Event()  # set when nobody is closing it (any more)
         self._fine = False
         self._pid = os.getpid()
-        files = space = None
-        if directory is not None:
-            files = SegmentFiles(engine, directory.partition, directory.store_uuid)
-            if segment_nbytes is None:
-                segment_nbytes = segment_nbytes_for(ssd_nbytes)
-            space = SegmentSpace(ssd_nbytes, segment_nbytes // PAGE_NBYTES * PAGE_NBYTES, footer_room_nbytes)
-        core = Core(Ledger(dram_nbytes, space, writes=writes), Arena(dram_nbytes), engine, files, clock)
-        self._core = core
-        if files is not None and space is not None:
-            rebuild(core, files.recover(), clock.monotonic_s())
-            space.other_nbytes = files.other_nbytes
+        cap_nbytes = ssd_nbytes // max(1, len(drives))
+        if segment_nbytes is None:
+            segment_nbytes = segment_nbytes_for(cap_nbytes)
+        volumes = make_volumes(drives, cap_nbytes, segment_nbytes // PAGE_NBYTES * PAGE_NBYTES, clock)
+        ledger = Ledger(dram_nbytes, [volume.space for volume in volumes], writes=writes)
+        self._core = core = Core(ledger, Arena(dram_nbytes), engine, volumes, clock)
+        found = [volume.files.recover() for volume in volumes]
+        if volumes:
+            rebuild(core, [segment for segments in found for segment in segments], clock.monotonic_s())
+        for volume in volumes:
+            volume.space.other_nbytes = volume.files.other_nbytes
         self._mover = Mover(core, busy_after_s=busy_after_s)
+        if self._mover.writers is not None and len(volumes) > 1:
+            self._mover.writers.mend(missing_tombstones(core, found))
         self._mover.pump()
         self._driver = Driver(self._mover)
         if background:
@@ -249,7 +259,8 @@ class Store:
     def flush(self, timeout_s: float | None = None) -> bool:
         """Write every block that has no copy on the SSD, and make what was written durable. Blocks.
 
-        Returns whether all of it was written; False after `timeout_s`, or while the drive takes no writes.
+        Returns whether all of it was written; False after `timeout_s`, or while the drive takes no writes. Of several
+        drives: while none does, or one does not that must learn of an invalidation.
         """
         with self._entered():
             pass
@@ -276,9 +287,10 @@ class Store:
                 self._rest.wait(timeout_s)
             return self._fine
         try:
-            self._fine, ended = ending.settle(self._mover, self._driver, timeout_s)
-            if self._directory is not None and ended:
-                self._directory.close()  # a write that hangs could still land: then the partition stays locked
+            self._fine, resting = ending.settle(self._mover, self._driver, timeout_s)
+            for directory, engine in self._drives:
+                if any(one is engine for one in resting):  # else a write that hangs could still land: it stays locked
+                    directory.close()
             closed(self)
         finally:
             self._rest.set()
@@ -334,12 +346,11 @@ class Store:
         return transfer
 
     def _describe(self, namespace: Namespace) -> None:
-        """Have one of the engine's threads write down what a namespace stands for: it waits for the drive."""
-        directory = self._directory
-        if directory is not None and directory.claim_description(namespace):
-            self._engine.submit(
-                [IoRequest(IoKind.CALL, IoClass.DEMOTION, finish=lambda _: directory.describe(namespace))]
-            )
+        """Have one of each engine's threads write down what a namespace stands for: it waits for the drive."""
+        for directory, engine in self._drives:
+            if directory.claim_description(namespace):
+                describe = partial(_describe, directory, namespace)
+                engine.submit([IoRequest(IoKind.CALL, IoClass.DEMOTION, finish=describe)])
 
     def _require_own_process(self) -> None:
         # Before any lock: in a forked process, its holder may be a thread that is not there.
@@ -358,6 +369,10 @@ class Store:
             if self._mover.fault is not None:
                 raise KVTerraceError(f"the store has failed and must be opened again: {self._mover.fault}")
             yield
+
+
+def _describe(directory: StoreDirectory, namespace: Namespace, _: IoResult) -> None:
+    directory.describe(namespace)
 
 
 def _span(chain: KeyChain, start: int, stop: int | None) -> tuple[int, int]:

@@ -21,6 +21,11 @@ def say(*words: object) -> None:
     sys.stdout.flush()
 
 
+def drives(paths: str) -> list[Path]:
+    """Folders of the drives, as one argument."""
+    return [Path(path) for path in paths.split(os.pathsep)]
+
+
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -59,7 +64,7 @@ def corrupt_me(path: str) -> None:
 
 def loop(path: str, cap: str, first: str) -> None:
     """Put and flush for ever; say what a flush has covered."""
-    kv = opened(Path(path), ssd_bytes=int(cap), write_behind_s=0.01)
+    kv = opened(drives(path), ssd_bytes=int(cap), write_behind_s=0.01)
     say("open")
     for number in itertools.count(int(first)):
         chain = chain_of(number, 1 + number % 7)
@@ -69,11 +74,24 @@ def loop(path: str, cap: str, first: str) -> None:
             say("flushed", number)
 
 
+def invalidates(path: str, cap: str, first: str) -> None:
+    """Put, and invalidate what was put three before, for ever; say what is gone for good."""
+    kv = opened(drives(path), ssd_bytes=int(cap), write_behind_s=0.0)
+    say("open")
+    for number in itertools.count(int(first)):
+        stored(kv, chain_of(number, 6))
+        say("put", number)
+        if number - 3 >= int(first):
+            kv.invalidate(chain_of(number - 3, 6), start=1)
+            if kv.flush():
+                say("gone", number - 3)
+
+
 def reopen(path: str) -> None:
     """Open and close for ever."""
     for number in itertools.count():
         say("opening")
-        kv = opened(Path(path), dram_bytes=MiB)
+        kv = opened(drives(path), dram_bytes=MiB)
         stored(kv, chain_of(10**6 + os.getpid() * 1000 + number % 1000, 3))
         say("closing")
         kv.close()
@@ -179,7 +197,7 @@ def grow(path: str) -> None:
 
 ALL: dict[str, Callable[..., None]] = {
     one.__name__: one
-    for one in (store, fill, corrupt_me, loop, reopen, sigterm, sigterm_in_put, exits, locked, forks, grow)
+    for one in (store, fill, corrupt_me, loop, invalidates, reopen, sigterm, sigterm_in_put, exits, locked, forks, grow)
 }
 
 if __name__ == "__main__":

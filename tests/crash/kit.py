@@ -39,7 +39,7 @@ def bytes_of(chain: KeyChain, start: int = 0, stop: int | None = None) -> bytes:
     return b"".join(hashlib.shake_128(key).digest(nbytes) for key in keys)
 
 
-def opened(path: Path | None, **options: Any) -> Store:
+def opened(path: Path | list[Path] | None, **options: Any) -> Store:
     """A small store that nothing but the test drives by signals."""
     given: dict[str, Any] = {
         "dram_bytes": 4 * MiB,

@@ -84,8 +84,8 @@ def test_a_drive_filled_by_others(mount: Mount, caplog: pytest.LogCaptureFixture
             warnings = [one for one in caplog.records if one.levelno >= logging.WARNING and "failed" in one.message]
             assert len(warnings) == episode, [one.message for one in warnings]
             filler.unlink()
-            assert store._mover.writer is not None
-            store._mover.writer._pause._quiet_until_s = 0.0  # an hour later
+            assert store._mover.writers is not None
+            store._mover.writers.each[0]._pause._quiet_until_s = 0.0  # an hour later
             until(lambda: store.stats().ssd_writable)
             stored(store, chain_of(1000 * episode + 500, 20))
             until(store.flush)

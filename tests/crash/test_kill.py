@@ -26,12 +26,23 @@ def _said(out: str, word: str) -> list[int]:
     return [int(line[1]) for line in lines if line[0] == word]
 
 
-def test_killed_while_it_puts_and_flushes(tmp_path: Path) -> None:
+def _folders(tmp_path: Path, drives: int) -> list[Path]:
+    return [tmp_path / f"kv{number}" for number in range(drives)]
+
+
+def _argument(folders: list[Path]) -> str:
+    return os.pathsep.join(map(str, folders))
+
+
+@pytest.mark.parametrize("drives", [1, 2])
+def test_killed_while_it_puts_and_flushes(tmp_path: Path, drives: int) -> None:
     rng = random.Random(1)
+    folders = _folders(tmp_path, drives)
     first = 0
     durable: set[int] = set()
-    for turn in range(_ROUNDS):
-        process = child("loop", tmp_path / "kv", _ROOM, first)
+    rounds = _ROUNDS // drives
+    for turn in range(rounds):
+        process = child("loop", _argument(folders), _ROOM, first)
         assert process.stdout is not None and process.stdout.readline() == "open\n", ended(process)
         time.sleep(rng.uniform(0.0, 0.3))
         process.kill()
@@ -40,8 +51,8 @@ def test_killed_while_it_puts_and_flushes(tmp_path: Path) -> None:
         flushed = _said(out, "flushed")
         tried = max(_said(out, "put"), default=first - 1) + 1
         durable.update(range(first, max(flushed, default=first - 1) + 1))
-        with opened(tmp_path / "kv", ssd_bytes=_ROOM) as store:
-            for number in range(first if turn < _ROUNDS - 1 else 0, tried + 1):
+        with opened(folders, ssd_bytes=_ROOM) as store:
+            for number in range(first if turn < rounds - 1 else 0, tried + 1):
                 chain = chain_of(number, 1 + number % 7)
                 outcomes = checked(store, chain)
                 if number in durable:
@@ -52,19 +63,21 @@ def test_killed_while_it_puts_and_flushes(tmp_path: Path) -> None:
         first = tried
 
 
-def test_killed_while_it_reclaims(tmp_path: Path) -> None:
+@pytest.mark.parametrize("drives", [1, 2])
+def test_killed_while_it_reclaims(tmp_path: Path, drives: int) -> None:
     rng = random.Random(2)
+    folders = _folders(tmp_path, drives)
     cap, first = 2 * MiB, 0
-    for _ in range(max(5, _ROUNDS // 3)):
-        process = child("loop", tmp_path / "kv", cap, first)
+    for _ in range(max(4, _ROUNDS // 3 // drives)):
+        process = child("loop", _argument(folders), cap, first)
         assert process.stdout is not None and process.stdout.readline() == "open\n", ended(process)
         time.sleep(rng.uniform(0.1, 0.5))
         process.kill()
         code, out, err = ended(process)
         assert code == -9, err
-        assert taken_nbytes(tmp_path / "kv") <= cap
+        assert all(taken_nbytes(folder) <= cap // drives for folder in folders)
         last = max(_said(out, "put"), default=first)
-        with opened(tmp_path / "kv", ssd_bytes=cap) as store:
+        with opened(folders, ssd_bytes=cap) as store:
             for number in range(max(0, last - 200), last + 2):
                 checked(store, chain_of(number, 1 + number % 7))
             assert store.stats().get_corrupt_blocks == store.stats().get_failed_blocks == 0
@@ -72,19 +85,46 @@ def test_killed_while_it_reclaims(tmp_path: Path) -> None:
             stored(store, fresh)
             assert store.flush()
             all_hits(store, fresh)
-            assert taken_nbytes(tmp_path / "kv") <= cap
+            assert all(taken_nbytes(folder) <= cap // drives for folder in folders)
         first = last + 1
-    with opened(tmp_path / "kv", ssd_bytes=cap) as store:
+    with opened(folders, ssd_bytes=cap) as store:
         assert store.stats().ssd_live_nbytes > cap // 4
 
 
+@pytest.mark.parametrize("drives", [1, 2])
+def test_killed_while_it_invalidates(tmp_path: Path, drives: int) -> None:
+    rng = random.Random(4)
+    folders = _folders(tmp_path, drives)
+    cap, first = 2 * MiB * drives, 0
+    gone: list[int] = []
+    for _ in range(max(5, _ROUNDS // 4)):
+        process = child("invalidates", _argument(folders), cap, first)
+        assert process.stdout is not None and process.stdout.readline() == "open\n", ended(process)
+        time.sleep(rng.uniform(0.05, 0.4))
+        process.kill()
+        code, out, err = ended(process)
+        assert code == -9, err
+        gone += _said(out, "gone")
+        for _ in range(2):  # what one start has found to be dead stays dead for the next
+            with opened(folders, ssd_bytes=cap) as store:
+                for number in gone:
+                    assert store.match(chain_of(number, 6)).blocks <= 1, f"{number} is back"
+                for number in gone[-20:]:
+                    checked(store, chain_of(number, 6))
+                assert store.stats().get_corrupt_blocks == 0
+        first = max(_said(out, "put"), default=first) + 1
+    assert len(gone) > 20
+
+
+@pytest.mark.parametrize("drives", [1, 2])
 @pytest.mark.parametrize("moment", ["opening", "closing"])
-def test_killed_while_it_opens_or_closes(tmp_path: Path, moment: str) -> None:
+def test_killed_while_it_opens_or_closes(tmp_path: Path, moment: str, drives: int) -> None:
     rng = random.Random(moment)
-    with opened(tmp_path / "kv") as store:
+    folders = _folders(tmp_path, drives)
+    with opened(folders) as store:
         stored(store, chain_of(0, 40))
-    for turn in range(max(5, _ROUNDS // 3)):
-        process = child("reopen", tmp_path / "kv")
+    for turn in range(max(4, _ROUNDS // 3 // drives)):
+        process = child("reopen", _argument(folders))
         assert process.stdout is not None
         for _ in range(1 + turn % 3):
             while (line := process.stdout.readline()).strip() != moment:
@@ -92,16 +132,17 @@ def test_killed_while_it_opens_or_closes(tmp_path: Path, moment: str) -> None:
         time.sleep(rng.uniform(0.0, 0.01))
         process.kill()
         ended(process)
-        with opened(tmp_path / "kv") as store:
+        with opened(folders) as store:
             all_hits(store, chain_of(0, 40))
             assert store.stats().get_corrupt_blocks == 0
 
 
-def test_killed_while_it_makes_the_store(tmp_path: Path) -> None:
+@pytest.mark.parametrize("drives", [1, 2])
+def test_killed_while_it_makes_the_store(tmp_path: Path, drives: int) -> None:
     rng = random.Random(3)
-    for turn in range(max(5, _ROUNDS // 3)):
-        path = tmp_path / str(turn)
-        process = child("reopen", path)
+    for turn in range(max(4, _ROUNDS // 3 // drives)):
+        path = _folders(tmp_path / str(turn), drives)
+        process = child("reopen", _argument(path))
         assert process.stdout is not None and process.stdout.readline() == "opening\n"
         time.sleep(rng.uniform(0.0, 0.004))
         process.kill()

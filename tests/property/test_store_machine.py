@@ -66,6 +66,7 @@ class StoreMachine(RuleBasedStateMachine):
     """No faults. What is stored stays until it is given up on purpose, is pushed out, or the drive is full."""
 
     faulty = False
+    drives = 1
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,12 +91,13 @@ class StoreMachine(RuleBasedStateMachine):
     )
     def open(self, dram_blocks: int, segments: int, batch_blocks: int, after_s: float) -> None:
         self.box = Box(
-            _ROOT / "store",
+            _ROOT / f"store{self.drives}",
             dram_blocks=dram_blocks,
             segments=segments,
             batch_nbytes=batch_blocks * 8192,
             after_s=after_s,
             faults=FaultPlan(),
+            drives=self.drives,
         )
 
     # -- calls -----------------------------------------------------------------------------------------------------
@@ -411,6 +413,18 @@ class FaultyStoreMachine(StoreMachine):
             super().check_counts()
 
 
+class StripedStoreMachine(StoreMachine):
+    """A store over three drives."""
+
+    drives = 3
+
+
+class FaultyStripedStoreMachine(FaultyStoreMachine):
+    """Of two drives, the first is the one with the faults."""
+
+    drives = 2
+
+
 _SETTINGS = {
     "stateful_step_count": 30,
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
@@ -420,3 +434,7 @@ TestStore = StoreMachine.TestCase
 TestStore.settings = settings(max_examples=150, **_SETTINGS)  # type: ignore[arg-type]
 TestFaultyStore = FaultyStoreMachine.TestCase
 TestFaultyStore.settings = settings(max_examples=150, **_SETTINGS)  # type: ignore[arg-type]
+TestStripedStore = StripedStoreMachine.TestCase
+TestStripedStore.settings = settings(max_examples=100, **_SETTINGS)  # type: ignore[arg-type]
+TestFaultyStripedStore = FaultyStripedStoreMachine.TestCase
+TestFaultyStripedStore.settings = settings(max_examples=100, **_SETTINGS)  # type: ignore[arg-type]

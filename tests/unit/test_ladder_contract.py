@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kvterrace.clock import Clock, ManualClock, SystemClock
+from kvterrace.engine.dirty import WritePolicy
 from kvterrace.io import IoEngine, IoKind, PosixEngine
 from kvterrace.io.fake import FakeDevice
 from kvterrace.opening import open_store
@@ -75,6 +76,39 @@ class TestSsdOnFiles(OnDrive):
                     file.write(b"damaged")
                 return True
         return False
+
+
+class TestSsdOnTwoDrives(TestSsdOnFiles):
+    """The first and the second hang together."""
+
+    def open_ladder(self) -> Store:
+        engines: list[FaultyEngine] = []
+        self.plans = [self.plan, FaultPlan()]
+        for plan in self.plans:
+            inner, clock = self.engine()
+            engines.append(FaultyEngine(inner, plan, clock))
+        self.both = engines
+        roots = [Path(self._folder.name) / name for name in "ab"]
+        directories = [StoreDirectory.open(root, "main", created_unix_s=0.0) for root in roots]
+        return Store(
+            dram_nbytes=self.DRAM_NBYTES,
+            ssd_nbytes=2 * self.LOWER_NBYTES,
+            directory=directories[0],
+            engine=engines[0],
+            more=[(directories[1], engines[1])],
+            clock=clock,
+            writes=WritePolicy(batch_nbytes=8192),
+            busy_after_s=20.0,
+        )
+
+    @contextlib.contextmanager
+    def stall(self) -> Iterator[None]:
+        for plan in self.plans:
+            plan.add(Hang(), IoKind.READ)
+        yield
+        for plan, engine in zip(self.plans, self.both, strict=True):
+            plan.clear()
+            engine.release()
 
 
 class TestSsdOnAFakeDrive(OnDrive):

@@ -132,7 +132,8 @@ def test_last_copies_go_only_where_nothing_can_be_written() -> None:
     ledger = make(dram_blocks=4)
     put(ledger, A, 0.0)
     assert ledger.reserve_extent(RECORD) is None
-    ledger.can_write = False
+    assert ledger.space is not None
+    ledger.space.can_write = False
     assert ledger.reserve_extent(RECORD) is not None
     assert tiers(ledger, A) == [Tier.DRAM] * 3
     assert ledger.dropped_blocks == 1
@@ -146,7 +147,8 @@ def test_reads_for_later_never_cost_a_last_copy() -> None:
     write(ledger, 1.0)
     ledger.evict_idle()
     put(ledger, B, 2.0)
-    ledger.can_write = False
+    assert ledger.space is not None
+    ledger.space.can_write = False
     ledger.hold(cold)
     assert ledger.reserve_all(cold, DramState.READING, last_copies=False) == 0
     assert ledger.reserve_all(cold, DramState.READING, last_copies=True) == 4

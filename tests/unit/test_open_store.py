@@ -274,7 +274,7 @@ def test_a_device_that_hangs_does_not_hang_close(tmp_path: Path, monkeypatch: py
     finally:
         go_on.set()
     until(lambda: all(not one.is_alive() for one in store._engine._threads))  # type: ignore[attr-defined]
-    store._directory.close()  # type: ignore[union-attr]
+    store._drives[0][0].close()
 
 
 class _BoomError(Exception):

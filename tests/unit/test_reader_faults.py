@@ -82,8 +82,7 @@ def test_a_bad_place_that_layers_were_read_of_is_given_up(box: Box, effect: Fail
 def test_reads_of_layers_stop_with_the_breaker_and_start_again(box: Box) -> None:
     paths = [[number] for number in range(20)]
     cold(box, *paths)
-    gate = box.store._mover._reader.gate
-    assert gate is not None
+    gate = box.store._core.volumes[0].gate
     box.faults.add(Fail(errno.ETIMEDOUT), IoKind.READ)
     for path in paths:
         assert kinds(box.get_now(chain_of(SMALL, path), layers=LAYER)) == ["DeviceFailed"]

@@ -14,6 +14,7 @@ from tests.harness import SEGMENT_NBYTES, SMALL, SMALL_NBYTES, Box, chain_of, ki
 
 from kvterrace.engine.blocks import NOWHERE
 from kvterrace.engine.dirty import WritePolicy
+from kvterrace.engine.gate import ReadGate
 from kvterrace.engine.ledger import Geometry, Ledger
 from kvterrace.engine.space import SegmentSpace, SegmentState
 from kvterrace.io.base import IoKind
@@ -27,7 +28,7 @@ ROOT = chain_of(SMALL, [1])
 
 def after_a_crash(box: Box, *, unsynced: bool = True) -> Store:
     """Another store, on what the drive would hold now; the one in the box goes on."""
-    mine: Any = box.store._directory
+    mine: Any = box.store._drives[0][0]
     directory: Any = SimpleNamespace(
         partition=mine.partition, store_uuid=mine.store_uuid, close=lambda: None, describe=lambda _: None
     )
@@ -78,9 +79,9 @@ def test_what_was_invalidated_and_flushed_never_comes_back(tmp_path: Path, seed:
 
 def test_reclaim_is_called_off_where_tombstones_find_no_room(tmp_path: Path) -> None:
     box = Box(tmp_path / "store", dram_blocks=16, segments=4, after_s=0.0)
-    writer: Any = box.store._mover.writer
+    writer = box.writer
     space = box.store._core.ledger.space
-    assert writer is not None and space is not None
+    assert space is not None
     old = chain_of(SMALL, [7, 8])
     box.put_now(old)
     box.store.flush(10.0)
@@ -153,12 +154,13 @@ def test_reads_that_fail_for_a_while_do_not_cost_the_root(tmp_path: Path) -> Non
 
 def test_no_reclaim_starts_while_reads_are_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     box = Box(tmp_path / "store", dram_blocks=12, segments=4, busy_after_s=0.5)
-    writer: Any = box.store._mover.writer
-    monkeypatch.setattr(writer._reclaimer._reader, "gate", SimpleNamespace(is_open=False, watch=lambda _: None))
+    gate = box.store._core.volumes[0].gate
+    monkeypatch.setattr(ReadGate, "is_open", False)
     for number in range(8):
         box.put_now(chain_of(SMALL, [number * 10 + at for at in range(5)]))
     assert box.store.stats().reclaimed_segments == 0
-    writer._reclaimer._reader.gate.is_open = True
+    monkeypatch.undo()
+    assert gate.is_open
     for number in range(8, 12):
         box.put_now(chain_of(SMALL, [number * 10 + at for at in range(5)]))
     assert box.store.stats().reclaimed_segments > 0
@@ -259,13 +261,12 @@ def test_segments_with_a_footer_are_not_synced_again(tmp_path: Path) -> None:
     for number in range(4):
         box.put_now(chain_of(SMALL, [number * 10 + at for at in range(5)]))
     assert box.reopen()
-    writer: Any = box.store._mover.writer
+    writer = box.writer
     assert box.store.stats().blocks == 20 and not writer._syncing._unsynced
     box.put_now(ROOT)
     assert box.store.flush(10.0)
     box.device = box.device.crash_image(lambda _: True)  # no footer: from a process that was killed
-    assert box.store._directory is not None
-    box.store._directory.close()
+    box.store._drives[0][0].close()
     box.store = box._open()
-    killed: Any = box.store._mover.writer
+    killed = box.writer
     assert len(killed._syncing._unsynced) == 1

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tests.harness import LARGE, SMALL, SMALL_NBYTES, Box, Get, chain_of, contents, kinds
 
-from kvterrace.engine import reader
+from kvterrace.engine import prefetching
 from kvterrace.io.base import IoKind
 from kvterrace.io.faults import Fail, FlipBit, Hang, PretendDone, Short, Slow
 from kvterrace.keys import KeyChain
@@ -603,7 +603,7 @@ def test_demand_reads_go_before_prefetches_that_wait(tmp_path: Path) -> None:
 
 
 def test_a_get_overtakes_the_prefetch_of_its_own_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "_PREFETCH_NBYTES", 2 * SMALL_NBYTES)
+    monkeypatch.setattr(prefetching, "_AT_ONCE_NBYTES", 2 * SMALL_NBYTES)
     box = Box(tmp_path / "store", dram_blocks=60, segments=24, parallel=1)
     chain = chain_of(SMALL, [0] * 24)
     cold(box, chain)

@@ -55,6 +55,7 @@ def report_json(report: Inspection) -> dict[str, object]:
         "format_version": marker.format_version,
         "uuid": None if marker.store_uuid is None else marker.store_uuid.hex(),
         "created_unix_s": marker.created_unix_s,
+        "drives": None if marker.drive is None else marker.drive.to_json(),
         "problems": report.problems,
         "namespaces": [
             _namespace_json(digest, report.namespace(digest)) for digest in sorted(used | set(report.namespaces))
@@ -145,6 +146,11 @@ def _show(report: Inspection, out: Console) -> None:
         f"store {safe(str(report.root))}: format {marker.format_version or '?'}, "
         f"uuid {marker.store_uuid.hex() if marker.store_uuid else '?'}{made}"
     )
+    if marker.drive is not None and marker.drive.count > 1:
+        out.print(
+            f"drive {marker.drive.index + 1} of {marker.drive.count} of its store: chains run over all of them; this "
+            "is what lies here"
+        )
     for problem in report.problems:
         out.print(f"! {safe(problem)}")
     _show_namespaces(report, out)
@@ -219,20 +225,24 @@ def _show_partition(report: Inspection, part: PartitionReport, out: Console) -> 
         )
     out.print(blocks)
     orphans = sum(share.orphan_blocks for share in part.shares)
+    drive = report.marker.drive
+    alone = drive is None or drive.count == 1
     if orphans:
-        out.print(f"{count(orphans, 'more block')} without the whole prefix: never matched, reclaimed with its segment")
-    _show_space(part, out)
+        why = "never matched, reclaimed with its segment" if alone else "the rest of it is on other drives, or nowhere"
+        out.print(f"{count(orphans, 'more block')} without the whole prefix: {why}")
+    _show_space(part, out, alone=alone)
     _show_runs(report, part, out)
     _show_segments(part, out)
 
 
-def _show_space(part: PartitionReport, out: Console) -> None:
+def _show_space(part: PartitionReport, out: Console, *, alone: bool) -> None:
     space = table("space and wear", "what", ">bytes", "")
+    dead = "reclaimed with their segment" if alone else "among them blocks that begin on another drive"
     space.add_row(
         "segment files", human_nbytes(part.file_nbytes), f"{human_nbytes(part.allocated_nbytes)} of the drive"
     )
     space.add_row("live records", human_nbytes(part.live_nbytes), _share_of(part.live_nbytes, part.file_nbytes))
-    space.add_row("dead records", human_nbytes(part.dead_nbytes), "reclaimed with their segment")
+    space.add_row("dead records", human_nbytes(part.dead_nbytes), dead)
     space.add_row("other", human_nbytes(part.other_nbytes), "headers, footers, room that holds no record yet")
     space.add_row("written, at least", human_nbytes(part.written_nbytes_at_least), "into the files that are there now")
     space.add_row(

@@ -9,14 +9,15 @@ import numpy as np
 
 from kvterrace.buffers import Bytes
 from kvterrace.clock import Clock
-from kvterrace.engine.counters import StoreStats
+from kvterrace.engine.counters import DriveStats, StoreStats
 from kvterrace.engine.ledger import Geometry, Ledger
+from kvterrace.engine.space import volume_of
+from kvterrace.engine.volume import Volume
 from kvterrace.errors import LayoutError
 from kvterrace.format.record import PAGE_NBYTES, PartTable, header_nbytes_for, part_table
 from kvterrace.io.base import IoEngine, IoResult
 from kvterrace.keys import Namespace
 from kvterrace.tiers.memory import Arena
-from kvterrace.tiers.segments import SegmentFiles
 
 __all__ = ["UNSIZED", "Core", "NamespaceEntry", "OnResult"]
 
@@ -41,12 +42,15 @@ class NamespaceEntry:
 
 @dataclass(slots=True)
 class Core:
-    """The parts of one partition. Whoever touches the ledger, `stats` or the tables here holds the store's lock."""
+    """The parts of one partition. Whoever touches the ledger, `stats` or the tables here holds the store's lock.
+
+    `engine` makes copies in memory: no drive can hold these up. `volumes` is empty where there is no SSD tier.
+    """
 
     ledger: Ledger
     arena: Arena
     engine: IoEngine
-    files: SegmentFiles | None
+    volumes: tuple[Volume, ...]
     clock: Clock
     stats: StoreStats = field(default_factory=StoreStats)
     namespaces: list[NamespaceEntry] = field(default_factory=list)
@@ -63,15 +67,15 @@ class Core:
             return number
         sizes = namespace.layout.part_nbytes
         geometry = Geometry(header_nbytes_for(len(sizes)), sum(sizes))
-        space = self.ledger.space
+        spaces = self.ledger.spaces
         if geometry.record_nbytes > self.arena.nbytes:
             raise LayoutError(
                 f"a block of {geometry.record_nbytes} B does not fit the DRAM tier of {self.arena.nbytes} B; "
                 "give it more with dram_bytes, or use fewer block_tokens"
             )
-        if space is not None and geometry.record_nbytes > space.max_record_nbytes:
+        if spaces and geometry.record_nbytes > min(space.max_record_nbytes for space in spaces):
             raise LayoutError(
-                f"a block of {geometry.record_nbytes} B does not fit a segment of {space.segment_nbytes} B; "
+                f"a block of {geometry.record_nbytes} B does not fit a segment of {spaces[0].segment_nbytes} B; "
                 "give the SSD tier more with ssd_bytes, or use fewer block_tokens"
             )
         entry = NamespaceEntry(namespace.digest, namespace.epoch, geometry, part_table(sizes), namespace)
@@ -89,6 +93,15 @@ class Core:
             self.namespaces[number] = entry
         self.ledger.add_namespace(number, entry.geometry, entry.digest)
         return number
+
+    @property
+    def engines(self) -> list[IoEngine]:
+        """Every engine that requests are submitted to, each once."""
+        return list({id(one): one for one in (self.engine, *(volume.engine for volume in self.volumes))}.values())
+
+    def volume_of(self, number: int) -> Volume:
+        """The volume of the segment `number`."""
+        return self.volumes[volume_of(number) if len(self.volumes) > 1 else 0]
 
     def slot(self, block: int) -> Bytes:
         """The slot of `block`: room for one record image."""
@@ -110,11 +123,27 @@ class Core:
         copy.dram_nbytes = ledger.dram.nbytes
         copy.dirty_nbytes = ledger.dirty.nbytes
         copy.dropped_blocks = ledger.dropped_blocks
-        if ledger.space is not None and self.files is not None:
-            copy.ssd_live_nbytes = ledger.space.live_nbytes
-            copy.ssd_file_nbytes = ledger.space.file_nbytes
-            copy.ssd_nbytes = ledger.space.cap_nbytes
-            copy.ssd_segments = len(ledger.space.segments)
+        if self.volumes:
+            copy.drives = drives = tuple(_drive_stats(volume) for volume in self.volumes)
+            copy.ssd_live_nbytes = sum(one.live_nbytes for one in drives)
+            copy.ssd_file_nbytes = sum(one.file_nbytes for one in drives)
+            copy.ssd_nbytes = sum(one.nbytes for one in drives)
+            copy.ssd_segments = sum(one.segments for one in drives)
             copy.ssd_writable = ledger.can_write
-            copy.ssd_direct_io = self.files.direct
+            copy.ssd_direct_io = all(one.direct_io for one in drives if one.segments)
+            copy.ssd_direct_io &= any(one.direct_io for one in drives)
         return copy
+
+
+def _drive_stats(volume: Volume) -> DriveStats:
+    space = volume.space
+    return DriveStats(
+        folder=str(volume.files.folder),
+        live_nbytes=space.live_nbytes,
+        file_nbytes=space.file_nbytes,
+        nbytes=space.cap_nbytes,
+        segments=len(space.segments),
+        writable=space.can_write,
+        readable=volume.gate.is_open,
+        direct_io=volume.files.direct,
+    )

@@ -4,7 +4,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["StoreStats"]
+__all__ = ["DriveStats", "StoreStats"]
+
+
+@dataclass(frozen=True, slots=True)
+class DriveStats:
+    """What one drive of a store holds at this moment.
+
+    Attributes:
+        folder: of the partition on this drive.
+        live_nbytes: bytes of records that the index points to.
+        file_nbytes: what the partition's files take; nbytes: what they may take.
+        segments: how many there are.
+        writable: False while writing pauses because the drive takes none.
+        readable: False while reads are stopped because the drive fails, hangs, or is much slower than itself.
+        direct_io: whether I/O on every open segment bypasses the page cache.
+    """
+
+    folder: str
+    live_nbytes: int
+    file_nbytes: int
+    nbytes: int
+    segments: int
+    writable: bool
+    readable: bool
+    direct_io: bool
 
 
 @dataclass(slots=True)
@@ -12,7 +36,7 @@ class StoreStats:
     """What a store has done since it was opened, and what it holds. Blocks and bytes; a copy, safe to keep.
 
     Every block asked for by `get` ends in exactly one of the `get_*` counts, every block given to `put` in one of
-    `put_*`.
+    `put_*`. The `ssd_*` figures are sums over the drives; `drives` has those of each.
     """
 
     get_dram_blocks: int = 0
@@ -50,3 +74,4 @@ class StoreStats:
     ssd_segments: int = 0
     ssd_writable: bool = False
     ssd_direct_io: bool = False
+    drives: tuple[DriveStats, ...] = ()

@@ -64,8 +64,6 @@ class DirtyRuns:
         self._first_s: dict[int, float] = {}  # for each in `since_s`: the same, whether or not it was used since
         #: Bytes of all such blocks.
         self.nbytes = 0
-        #: Whether the last `choose` found something to write for which the segment had no room.
-        self.segment_is_full = False
 
     def add(self, block: int, now_s: float) -> None:
         """`block` is ready and has no copy below."""
@@ -129,9 +127,11 @@ class DirtyRuns:
                 yield from (block for block in self._waiting(one).tolist() if block not in taken)
 
     def choose(self, space: SegmentSpace, writes: WritePolicy, now_s: float, *, pressed: bool) -> WriteBatch | None:
-        """Blocks to write now, placed one behind the other in the open segment; None if none is due or none is open."""
+        """Blocks to write now, placed one behind the other in the open segment of `space`; None if none is due or none
+        is open.
+        """
         segment = space.open
-        self.segment_is_full = False
+        space.open_is_full = False
         if segment is None:
             return None
         chosen: list[int] = []
@@ -152,7 +152,7 @@ class DirtyRuns:
                 if chosen and nbytes + record_nbytes > writes.batch_nbytes:
                     break
                 if not space.fits(segment, record_nbytes, run.namespace):
-                    self.segment_is_full = True
+                    space.open_is_full = True
                     break
                 at = space.place(segment, record_nbytes, run.namespace)
                 offset = offset or at

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 
 from kvterrace.engine.mover import Mover
+from kvterrace.io.several import Engines
 
 __all__ = ["Driver"]
 
@@ -23,7 +24,7 @@ class Driver:
 
     def __init__(self, mover: Mover) -> None:
         self._mover = mover
-        self._engine = mover.core.engine
+        self._engine = Engines(mover.core.engines)
         self._clock = mover.core.clock
         self.lock = threading.Condition(threading.RLock())
         self._stop = threading.Event()
@@ -44,6 +45,10 @@ class Driver:
     def wake(self) -> None:
         """Something has changed that the thread may not know of while it sleeps."""
         self._engine.wake()
+
+    def close_engines(self, timeout_s: float) -> bool:
+        """Close every engine; False if one still hangs after `timeout_s`. Only after `stop`."""
+        return self._engine.close(timeout_s)
 
     def turn(self) -> None:
         """Without a thread: take in what has finished by now. With one: nothing, it does so itself."""

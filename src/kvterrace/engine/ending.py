@@ -7,6 +7,7 @@ import logging
 from kvterrace.engine.driver import Driver
 from kvterrace.engine.mover import Mover
 from kvterrace.engine.transfers import TransferKind
+from kvterrace.io.base import IoEngine
 
 __all__ = ["flush", "settle"]
 
@@ -18,8 +19,8 @@ def flush(mover: Mover, driver: Driver, timeout_s: float | None) -> bool:
 
     What is put while it runs does not hold it up.
     """
-    core, writer = mover.core, mover.writer
-    if writer is None:
+    core, writers = mover.core, mover.writers
+    if writers is None:
         return False
     limit_s = None if timeout_s is None else core.clock.monotonic_s() + timeout_s
 
@@ -28,7 +29,7 @@ def flush(mover: Mover, driver: Driver, timeout_s: float | None) -> bool:
 
     with driver.lock:
         puts = [one for one in mover.active if one.kind is TransferKind.PUT]
-        writer.flushing += 1
+        writers.flushing += 1
         mover.pump()
     try:
         if not driver.wait_for(lambda: all(one.done for one in puts), left_s()):
@@ -40,35 +41,35 @@ def flush(mover: Mover, driver: Driver, timeout_s: float | None) -> bool:
         def over() -> bool:
             # decided in one go: what reclaim carries over a moment later is owed anew, but was written once
             nonlocal written
-            written = not writer.owes(mark)
-            return written or not core.ledger.can_write
+            written = not writers.owes(mark)
+            return written or writers.is_stuck(mark)
 
         if not driver.wait_for(over, left_s()) or not written:
             return False
         return _sync(mover, driver, left_s())
     finally:
         with driver.lock:
-            writer.flushing -= 1
+            writers.flushing -= 1
 
 
 def _sync(mover: Mover, driver: Driver, timeout_s: float | None) -> bool:
     """Make durable what was written up to now."""
-    writer = mover.writer
-    assert writer is not None
+    writers = mover.writers
+    assert writers is not None
     ended: list[bool] = []
     with driver.lock:
-        wanted = writer.sync(ended.append)
+        wanted = writers.sync(ended.append)
         mover.pump()
     return driver.wait_for(lambda: len(ended) == wanted, timeout_s) and all(ended)
 
 
-def settle(mover: Mover, driver: Driver, timeout_s: float) -> tuple[bool, bool]:
+def settle(mover: Mover, driver: Driver, timeout_s: float) -> tuple[bool, list[IoEngine]]:
     """End transfers, write what is left, seal, stop the driver, within about `timeout_s`.
 
-    Returns whether all was written and ended, and whether the device is at rest: nothing can reach it any more.
+    Returns whether all was written and ended, and the engines at rest: nothing can reach their drives any more.
     Callers' memory is not touched after this returns, unless a copy into it hangs.
     """
-    core, writer = mover.core, mover.writer
+    core, writers = mover.core, mover.writers
     limit_s = core.clock.monotonic_s() + timeout_s
 
     def left_s() -> float:
@@ -78,22 +79,24 @@ def settle(mover: Mover, driver: Driver, timeout_s: float) -> tuple[bool, bool]:
     with driver.lock:
         for transfer in mover.abandon():
             _log.warning("%r did not end before the store was closed", transfer)
-    if writer is not None:
+    if writers is not None:
         with driver.lock:
-            writer.flushing += 1
+            writers.flushing += 1
             mover.pump()
-        fine &= driver.wait_for(lambda: writer.idle, left_s())
+        fine &= driver.wait_for(lambda: writers.idle, left_s())
         with driver.lock:
-            writer.close()
+            writers.close()
             mover.pump()
-        fine &= driver.wait_for(lambda: writer.idle, left_s())
-        fine &= _sync(mover, driver, left_s()) and not writer.owes(core.ledger.next_put_seq)
+        fine &= driver.wait_for(lambda: writers.idle, left_s())
+        fine &= _sync(mover, driver, left_s()) and not writers.owes(core.ledger.next_put_seq)
     driver.stop(left_s())
     with driver.lock:
-        if core.files is not None:
-            core.files.close()
-    if not core.engine.close(left_s()):
-        return False, False
-    core.engine.poll(0.0)  # results that came too late for anybody
+        for volume in core.volumes:
+            volume.files.close()
+    ended = driver.close_engines(left_s())
+    for engine in core.engines:
+        engine.poll(0.0)  # results that came too late for anybody
+    if not ended:
+        return False, [engine for engine in core.engines if not engine.in_flight]
     core.arena.close()
-    return fine and mover.fault is None, True
+    return fine and mover.fault is None, core.engines

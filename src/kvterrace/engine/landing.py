@@ -9,6 +9,7 @@ from kvterrace.buffers import Bytes
 from kvterrace.engine.ledger import Geometry
 from kvterrace.engine.space import Segment
 from kvterrace.engine.transfers import Transfer
+from kvterrace.engine.volume import Volume
 from kvterrace.format.record import BadRecord, StaleRecord, check_identity, decode_header, verify_parts
 from kvterrace.io.base import IoResult
 from kvterrace.types import Corrupt, DeviceFailed, GetOutcome, Hit, Stale, Tier
@@ -33,6 +34,7 @@ class Landing:
 
     want: Want
     memory: Bytes
+    volume: Volume
     segment: Segment
     where: str
     offset: int

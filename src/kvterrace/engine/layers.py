@@ -7,8 +7,9 @@ from typing import Protocol
 
 from kvterrace.buffers import Bytes
 from kvterrace.engine.core import Core
-from kvterrace.engine.gate import ReadGate
 from kvterrace.engine.landing import Landing, Want, device_failed, verify
+from kvterrace.engine.outbox import Outbox
+from kvterrace.engine.volume import Volume
 from kvterrace.format.record import PAGE_NBYTES
 from kvterrace.health.breaker import Fault, fault_of
 from kvterrace.io.base import IoClass, IoKind, IoRequest, IoResult
@@ -27,10 +28,9 @@ class LayerReads:
     def __init__(
         self,
         core: Core,
-        gate: ReadGate | None,
         *,
         landing: _NewLanding,
-        stopped: Callable[[], DeviceFailed],
+        stopped: Callable[[Volume], DeviceFailed],
         discard: Callable[[Landing, GetOutcome], None],
         answer: Callable[[Want, GetOutcome], None],
     ) -> None:
@@ -42,17 +42,16 @@ class LayerReads:
             answer: ends a want.
         """
         self._core = core
-        self._gate = gate
         self._landing = landing
         self._stopped = stopped
         self._discard = discard
         self._answer = answer
 
-    def start(self, want: Want, requests: list[IoRequest]) -> bool:
+    def start(self, want: Want, outbox: Outbox) -> bool:
         """Read the header and the parts of the wanted layers into staging; False if there is no room for it now."""
-        core, ledger, gate = self._core, self._core.ledger, self._gate
+        core, ledger = self._core, self._core.ledger
         entry, layers = core.entry_of(want.block), want.transfer.layers
-        assert layers is not None and core.files is not None and entry.namespace is not None and gate is not None
+        assert layers is not None and entry.namespace is not None
         layout = entry.namespace.layout
         parts = range(layers.start * layout.parts_per_layer, layers.stop * layout.parts_per_layer)
         header_nbytes = entry.geometry.header_nbytes
@@ -64,6 +63,7 @@ class LayerReads:
             return False
         memory = core.arena.view(staging, header_nbytes + span)
         landing = self._landing(want, memory, parts)
+        volume, gate = landing.volume, landing.volume.gate
         results: list[IoResult] = []
 
         def on_result(result: IoResult) -> None:
@@ -81,7 +81,7 @@ class LayerReads:
             if failed:
                 landing.outcome = device_failed(landing.where, failed[0])
             elif any(result.request.kind is not IoKind.READ for result in results):
-                landing.outcome = self._stopped()
+                landing.outcome = self._stopped(volume)
             else:
                 verify(landing, memory[header_nbytes:], first)
 
@@ -96,7 +96,7 @@ class LayerReads:
                 self._discard(landing, outcome)
             self._answer(want, landing.fault or outcome)
 
-        file = core.files.file(landing.segment.number)
+        file = volume.files.file(landing.segment.number)
         for at, piece in (
             (landing.offset, memory[:header_nbytes]),
             (landing.offset + header_nbytes + first, memory[header_nbytes:]),
@@ -104,7 +104,8 @@ class LayerReads:
             core.stats.ssd_read_requests += 1
             landing.segment.readers += 1
             request = IoRequest(IoKind.READ, IoClass.DEMAND, file, at, [piece], tag=on_result)
-            if not gate.admit(request):
-                request = IoRequest(IoKind.CALL, IoClass.DEMAND, tag=on_result)  # the drive is not asked
-            requests.append(request)
+            if gate.admit(request):
+                outbox.add(volume.engine, request)
+            else:
+                outbox.add(core.engine, IoRequest(IoKind.CALL, IoClass.DEMAND, tag=on_result))  # the drive is not asked
         return True

@@ -6,6 +6,7 @@ anything. Production, replay and simulation drive the same ledger. Not thread-sa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +17,7 @@ from kvterrace.engine.dirty import DirtyRuns, WriteBatch, WritePolicy
 from kvterrace.engine.dram import DramSpace
 from kvterrace.engine.giving_up import GivingUp
 from kvterrace.engine.room import DramRoom
-from kvterrace.engine.space import SegmentSpace
+from kvterrace.engine.space import SegmentSpace, volume_of
 from kvterrace.engine.tree import Run, RunTree
 from kvterrace.format.record import PAGE_NBYTES
 from kvterrace.keys import KEY_NBYTES, KeyChain
@@ -46,12 +47,14 @@ class Geometry:
 
 
 class Ledger:
-    """State of one partition. `dram_nbytes` may be small but not 0; `space` is None where there is no SSD tier."""
+    """State of one partition. `dram_nbytes` may be small but not 0; `space` is the room of each volume of the SSD tier,
+    or of the only one, or None where there is no such tier.
+    """
 
     def __init__(
         self,
         dram_nbytes: int,
-        space: SegmentSpace | None,
+        space: SegmentSpace | Sequence[SegmentSpace] | None,
         *,
         policy: EvictionPolicy | None = None,
         writes: WritePolicy | None = None,
@@ -59,11 +62,12 @@ class Ledger:
         self.table = BlockTable()
         self.tree = RunTree(self.table)
         self.dram = DramSpace(dram_nbytes, self.table, self.tree, policy or LruTailFirst())
-        self.space = space
+        if space is None or isinstance(space, SegmentSpace):
+            space = () if space is None else (space,)
+        self.spaces = tuple(space)
         self.writes = writes or WritePolicy()
         self.geometries: dict[int, Geometry] = {}
         self.next_put_seq = 1
-        self.can_write = space is not None
         self._slot_nbytes: dict[int, int] = {}
         self.dirty = DirtyRuns(self.table, self.tree, self._slot_nbytes, self.doomed)
         self._scored_s: dict[int, float] = {}  # run number -> when its scores were last brought up to date
@@ -85,6 +89,21 @@ class Ledger:
             forget=self._giving_up.forget,
             can_write=lambda: self.can_write,
         )
+
+    @property
+    def space(self) -> SegmentSpace | None:
+        """The room of the only volume; None where there is no SSD tier. For who has no more than one."""
+        assert len(self.spaces) < 2, "which volume?"
+        return self.spaces[0] if self.spaces else None
+
+    def space_of(self, number: int) -> SegmentSpace:
+        """The room that the segment `number` takes its share of."""
+        return self.spaces[volume_of(number) if len(self.spaces) > 1 else 0]
+
+    @property
+    def can_write(self) -> bool:
+        """Whether some volume takes writes."""
+        return any(space.can_write for space in self.spaces)
 
     # -- what there is -------------------------------------------------------------------------------------------------
 
@@ -312,36 +331,41 @@ class Ledger:
         self.table.spent[block] = self.table.state[block] == DramState.READY
 
     def _lose(self, block: int) -> None:
-        assert self.space is not None
-        self.space.lose(self.table, block, self._slot_nbytes[self.run_of(block).namespace])
+        space = self.space_of(int(self.table.segment[block]))
+        space.lose(self.table, block, self._slot_nbytes[self.run_of(block).namespace])
 
     # -- writing behind ------------------------------------------------------------------------------------------------
 
-    def next_write(self, now_s: float, *, pressed: bool) -> WriteBatch | None:
+    def next_write(self, now_s: float, *, pressed: bool, space: SegmentSpace | None = None) -> WriteBatch | None:
         """Blocks to write now, placed one behind the other in the open segment; None if none is due or no segment is
         open.
 
-        `pressed`: write what there is without waiting for it to be idle (room is wanted, or a flush).
+        Args:
+            pressed: write what there is without waiting for it to be idle (room is wanted, or a flush).
+            space: where; None: in the only volume.
         """
-        if self.space is None or not self.can_write:
+        space = space or self.space
+        if space is None or not space.can_write:
             return None
         pressed = pressed or self.dirty.nbytes > self.writes.dirty_fraction * self.dram.nbytes
-        batch = self.dirty.choose(self.space, self.writes, now_s, pressed=pressed)
+        batch = self.dirty.choose(space, self.writes, now_s, pressed=pressed)
         if batch is not None:
             self.table.writing[batch.ids] = True
             self.hold(batch.ids)
             batch.segment.writers += 1
         return batch
 
-    def needs_segment(self) -> bool:
-        """Whether dirty blocks wait and the open segment could not take the next of them (or there is none)."""
-        if self.space is None or self.space.open is not None:
-            return self.dirty.segment_is_full
-        return self.dirty.waits
+    def needs_segment(self, space: SegmentSpace | None = None) -> bool:
+        """Whether dirty blocks wait and the open segment of `space` (None: of the only volume) could not take the next
+        of them, or there is none.
+        """
+        space = space or self.space
+        if space is None:
+            return False
+        return space.open_is_full if space.open is not None else self.dirty.waits
 
     def written(self, batch: WriteBatch) -> None:
         """A write has ended well: the copies count from now on."""
-        assert self.space is not None
         page = batch.offset // PAGE_NBYTES
         for block in batch.ids.tolist():
             run = self.run_of(block)

@@ -11,7 +11,7 @@ from kvterrace.engine.core import Core
 from kvterrace.engine.filler import Filler
 from kvterrace.engine.reader import Reader
 from kvterrace.engine.transfers import Transfer, TransferKind
-from kvterrace.engine.writer import Writer
+from kvterrace.engine.writers import Writers
 from kvterrace.io.base import IoResult
 from kvterrace.keys import KeyChain
 from kvterrace.types import (
@@ -66,7 +66,7 @@ class Mover:
         self.fault: str | None = None
         self._reader = Reader(core, busy_after_s)
         self._filler = Filler(core, busy_after_s)
-        self.writer = Writer(core, self._reader) if core.files is not None else None
+        self.writers = Writers(core, self._reader) if core.volumes else None
         self._active: dict[Transfer, _Progress] = {}  # in the order they came
         self.finished: list[Transfer] = []
 
@@ -106,8 +106,8 @@ class Mover:
             self._expire(now_s)
             self._reader.pump(now_s)
             self._filler.pump(now_s)
-            if self.writer is not None:
-                self.writer.pump(now_s, pressed=bool(self._filler.waiting or self._reader.waiting))
+            if self.writers is not None:
+                self.writers.pump(now_s, pressed=bool(self._filler.waiting or self._reader.waiting))
             self._reap()
         except Exception as error:  # noqa: BLE001 - as above
             self.fail(error)
@@ -128,8 +128,8 @@ class Mover:
         if start < len(chain):
             self._filler.invalidate(chain, start)
         keys = self.core.ledger.invalidate(chain, start)
-        if self.writer is not None and keys:
-            self.writer.bury(chain.namespace.digest, keys)
+        if self.writers is not None and keys:
+            self.writers.bury(chain.namespace.digest, keys)
             self.pump()
 
     def timeout_s(self) -> float:
@@ -141,7 +141,7 @@ class Mover:
         due = [deadline_s - now_s for deadline_s in deadlines if deadline_s > now_s]
         if self._filler.waiting or self._reader.waiting:
             due.append(0.02)
-        elif self.writer is not None and self.writer.pending:
+        elif self.writers is not None and self.writers.pending:
             due.append(0.1)
         return max(0.0, min([*due, 1.0]))
 

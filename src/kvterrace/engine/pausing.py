@@ -7,14 +7,15 @@ import logging
 
 from kvterrace.engine.core import Core
 from kvterrace.engine.space import Segment
+from kvterrace.engine.volume import Volume
 from kvterrace.io.base import IoKind, IoResult
 
 __all__ = ["PAUSE_S", "WritePause"]
 
 _log = logging.getLogger(__name__)
 
-#: After as many failed writes as `_FAILURES`, or one that says that the drive takes none, the SSD tier takes none for
-#: this long; reads go on.
+#: After as many failed writes as `_FAILURES`, or one that says that the drive takes none, it is given none for this
+#: long; reads go on.
 PAUSE_S = 5.0
 #: Failures in a row after which writing pauses. One bad place is not met twice: what failed goes into a new segment.
 _FAILURES = 3
@@ -27,20 +28,24 @@ _EPISODE_S = 60.0
 class WritePause:
     """Counts failures of writes and SYNCs, and turns writing off and on again. Used under the store's lock."""
 
-    def __init__(self, core: Core) -> None:
-        assert core.files is not None and core.ledger.space is not None
+    def __init__(self, core: Core, volume: Volume) -> None:
         self._core = core
-        self._folder = core.files.folder
-        self._space = core.ledger.space
+        self._folder = volume.files.folder
+        self._space = volume.space
         self._failures = {True: 0, False: 0}  # in a row; by whether of SYNCs
         self._resume_s = 0.0
         self._quiet_until_s = float("-inf")
 
     def resume(self, now_s: float) -> None:
         """Turn writing on again if it has paused for long enough."""
-        ledger = self._core.ledger
-        if not ledger.can_write and now_s >= self._resume_s:
-            ledger.can_write = True
+        if not self._space.can_write and now_s >= self._resume_s and not self._space.used_up:
+            self._space.can_write = True
+
+    def stop(self) -> None:
+        """No segment can be made any more before the store is opened anew."""
+        if self._space.can_write:
+            _log.warning("every segment number of %s is used up; open the store again to go on writing", self._folder)
+        self._space.can_write = False
 
     def wrote(self) -> None:
         """A write has succeeded."""
@@ -71,7 +76,7 @@ class WritePause:
         self._quiet_until_s = now_s + _EPISODE_S
         if pauses:
             self._resume_s = now_s + PAUSE_S
-            self._core.ledger.can_write = False
+            self._space.can_write = False
         if segment is self._space.open:
             self._space.shut()
 

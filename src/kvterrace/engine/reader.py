@@ -16,10 +16,12 @@ import numpy as np
 from kvterrace.buffers import Bytes
 from kvterrace.engine.blocks import NOWHERE, DramState, Ids
 from kvterrace.engine.core import Core, OnResult
-from kvterrace.engine.gate import ReadGate
 from kvterrace.engine.landing import Copy, Landing, Want, finish_read, scatter_all, wanted_nbytes
 from kvterrace.engine.layers import LayerReads
+from kvterrace.engine.outbox import Outbox
+from kvterrace.engine.prefetching import HeldBack
 from kvterrace.engine.transfers import Transfer, TransferKind
+from kvterrace.engine.volume import Volume
 from kvterrace.format.record import PAGE_NBYTES
 from kvterrace.health.breaker import Fault, fault_of
 from kvterrace.io.base import IoClass, IoKind, IoRequest, IoResult
@@ -36,8 +38,6 @@ _COPY_BLOCKS = 8
 #: Wants that are first tried for slots at once; twice as many each time that all of them got one. So one round looks at
 #: few more than it can serve, however many wait.
 _FIRST_WANTS = 8
-#: Prefetch reads that the drive is given at once; the others wait here, where a demand read can still overtake them.
-_PREFETCH_NBYTES = 16 << 20
 
 #: Plain: comparing what NumPy holds with an enum member takes many times as long.
 _EMPTY, _READING, _READY = int(DramState.EMPTY), int(DramState.READING), int(DramState.READY)
@@ -51,12 +51,9 @@ class Reader:
         self._busy_after_s = busy_after_s
         self._waiting: tuple[deque[Want], deque[Want]] = (deque(), deque())  # demand, prefetch: no slot yet
         self._shared: dict[int, list[Want]] = {}  # block being read -> who else wants it
-        self._held_back: dict[int, Landing] = {}  # prefetched block -> its read, which has a slot and waits its turn
-        self._prefetching_nbytes = 0
-        #: None where there is no SSD tier.
-        self.gate = None if core.files is None else ReadGate(core.clock, str(core.files.folder))
+        self._held_back = tuple(HeldBack() for _ in core.volumes)
         self._layers = LayerReads(
-            core, self.gate, landing=self._landing, stopped=self._stopped, discard=self._discard, answer=self._answer
+            core, landing=self._landing, stopped=_stopped, discard=self._discard, answer=self._answer
         )
 
     @property
@@ -101,12 +98,12 @@ class Reader:
         """Give slots to waiting reads, in order, demand first, and submit them; answer Busy to those that waited too
         long.
         """
-        if self.gate is not None:
-            self.gate.watch(now_s)
+        for volume in self._core.volumes:
+            volume.gate.watch(now_s)
         for queue, io_class in zip(self._waiting, (IoClass.DEMAND, IoClass.PREFETCH), strict=True):
             landings: list[Landing] = []
             copies: list[Want] = []
-            requests: list[IoRequest] = []
+            outbox = Outbox()
             at_once = _FIRST_WANTS
             while queue:
                 want = queue[0]
@@ -115,7 +112,7 @@ class Reader:
                 elif self._core.ledger.table.state[want.block] != _EMPTY or self._is_gone(want):
                     self._route(want, copies)
                 elif want.transfer.layers is not None:
-                    if not self._layers.start(want, requests):
+                    if not self._layers.start(want, outbox):
                         break
                 else:
                     batch = self._slotless(queue, at_once)
@@ -133,12 +130,12 @@ class Reader:
                 queue.popleft()
             if io_class is IoClass.PREFETCH:
                 self._hold_back(landings)
-                requests += self._prefetches()
+                for held_back in self._held_back:
+                    self._merge(held_back.due(), IoClass.PREFETCH, outbox)
             else:
-                requests += self._merge(landings, io_class)
+                self._merge(landings, io_class, outbox)
             self._copy(copies, Tier.DRAM)
-            if requests:
-                self._core.engine.submit(requests)
+            outbox.send()
             while queue and (
                 io_class is IoClass.PREFETCH or now_s - queue[0].transfer.submitted_s >= self._busy_after_s
             ):
@@ -167,23 +164,20 @@ class Reader:
         return batch
 
     def _hold_back(self, landings: list[Landing]) -> None:
-        landings.sort(key=lambda one: (one.segment.number, one.offset))
-        self._held_back.update((one.want.block, one) for one in landings)
+        for volume, held_back in zip(self._core.volumes, self._held_back, strict=True):
+            held_back.add([one for one in landings if one.volume is volume])
 
-    def _prefetches(self) -> list[IoRequest]:
-        """Reads that were held back and may go now, while few enough are under way."""
-        landings: list[Landing] = []
-        while self._held_back and self._prefetching_nbytes < _PREFETCH_NBYTES:
-            one = self._held_back.pop(next(iter(self._held_back)))
-            self._prefetching_nbytes += one.memory.nbytes
-            landings.append(one)
-        return self._merge(landings, IoClass.PREFETCH)
+    def _held_back_of(self, one: Landing) -> HeldBack:
+        return self._held_back[one.volume.number]
 
     def _promote(self, block: int) -> None:
         """Somebody waits for a block whose read was held back: it goes now."""
-        one = self._held_back.pop(block, None)
-        if one is not None:
-            self._core.engine.submit(self._merge([one], IoClass.DEMAND))
+        outbox = Outbox()
+        for held_back in self._held_back:
+            one = held_back.take(block)
+            if one is not None:
+                self._merge([one], IoClass.DEMAND, outbox)
+        outbox.send()
 
     def _is_gone(self, want: Want) -> bool:
         return int(self._core.ledger.table.segment[want.block]) == NOWHERE
@@ -204,10 +198,12 @@ class Reader:
                 self._promote(want.block)
         elif state != _EMPTY or self._is_gone(want):  # a put is filling it, or it has no copy
             self._answer(want, Miss())
-        elif self.gate is not None and self.gate.is_open:
-            self._waiting[prefetch].append(want)
         else:
-            self._answer(want, self._stopped())
+            volume = self._core.volume_of(int(table.segment[want.block]))
+            if volume.gate.is_open:
+                self._waiting[prefetch].append(want)
+            else:
+                self._answer(want, _stopped(volume))
 
     # -- from DRAM -----------------------------------------------------------------------------------------------------
 
@@ -238,18 +234,18 @@ class Reader:
 
     def _landing(self, want: Want, memory: Bytes, parts: range | None = None) -> Landing:
         core, table = self._core, self._core.ledger.table
-        assert core.files is not None
         number, offset = int(table.segment[want.block]), int(table.page[want.block]) * PAGE_NBYTES
+        volume = core.volume_of(number)
         entry = core.entry_of(want.block)
         memory[:PAGE_NBYTES] = 0  # a completion that moved nothing must not find an old header here
-        assert core.ledger.space is not None
         return Landing(
             want,
             memory,
-            core.ledger.space.segments[number],
-            core.files.where(number, offset),
+            volume,
+            volume.space.segments[number],
+            volume.files.where(number, offset),
             offset,
-            core.files.nonce(number),
+            volume.files.nonce(number),
             core.ledger.key_of(want.block),
             entry.digest,
             entry.epoch,
@@ -258,8 +254,8 @@ class Reader:
             parts,
         )
 
-    def _merge(self, landings: list[Landing], io_class: IoClass) -> list[IoRequest]:
-        """One request for each stretch of records that lie one behind the other in a segment."""
+    def _merge(self, landings: list[Landing], io_class: IoClass, outbox: Outbox) -> None:
+        """Send one request for each stretch of records that lie one behind the other in a segment."""
         landings.sort(key=lambda one: (one.segment.number, one.offset))
         groups: list[list[Landing]] = []
         nbytes = end = 0
@@ -273,61 +269,55 @@ class Reader:
                 groups.append([one])
                 nbytes = one.memory.nbytes
             end = one.offset + one.memory.nbytes
-        return [self._read(group, io_class) for group in groups]
+        for group in groups:
+            self._read(group, io_class, outbox)
 
-    def _read(self, group: list[Landing], io_class: IoClass) -> IoRequest:
-        core, segment = self._core, group[0].segment
-        assert core.files is not None
+    def _read(self, group: list[Landing], io_class: IoClass, outbox: Outbox) -> None:
+        core, volume, segment = self._core, group[0].volume, group[0].segment
         core.stats.ssd_read_requests += 1
         segment.readers += 1
         request = IoRequest(
             IoKind.READ,
             io_class,
-            core.files.file(segment.number),
+            volume.files.file(segment.number),
             group[0].offset,
             [one.memory for one in group],
             finish=partial(finish_read, group),
         )
-        assert self.gate is not None
-        if not self.gate.admit(request):
+        engine = volume.engine
+        if not volume.gate.admit(request):
             request = IoRequest(IoKind.CALL, io_class)  # answered as any read is, but the drive is not asked
+            engine = core.engine
         request.tag = self._on_read(group, io_class)
-        return request
+        outbox.add(engine, request)
 
     def _on_read(self, group: list[Landing], io_class: IoClass) -> OnResult:
         def on_result(result: IoResult) -> None:
-            core = self._core
-            assert self.gate is not None
+            volume, held_back = group[0].volume, self._held_back_of(group[0])
             group[0].segment.readers -= 1
             asked = result.request.kind is IoKind.READ
             if asked:
-                self.gate.ended(result)
-            core.stats.ssd_read_nbytes += result.nbytes
-            if io_class is IoClass.PREFETCH:
-                self._prefetching_nbytes -= sum(one.memory.nbytes for one in group)
-            again: list[IoRequest] = []
+                volume.gate.ended(result)
+            self._core.stats.ssd_read_nbytes += result.nbytes
+            outbox = Outbox()
             for one in group:
+                if io_class is IoClass.PREFETCH:
+                    held_back.ended(one)
                 if not asked:
-                    one.outcome = self._stopped()
+                    one.outcome = _stopped(volume)
                 elif isinstance(one.outcome, DeviceFailed) and len(group) > 1:
                     # one bad place must not cost the blocks beside it: each is read by itself before it is given up
                     one.outcome = None
                     one.memory[:PAGE_NBYTES] = 0
                     if io_class is IoClass.PREFETCH:
-                        self._prefetching_nbytes += one.memory.nbytes
-                    again.append(self._read([one], io_class))
+                        held_back.started(one)
+                    self._read([one], io_class, outbox)
                     continue
                 self._landed(one, condemned=asked and fault_of(result.error) is Fault.MEDIA)
-            if self._held_back:
-                again += self._prefetches()
-            if again:
-                core.engine.submit(again)
+            self._merge(held_back.due(), IoClass.PREFETCH, outbox)
+            outbox.send()
 
         return on_result
-
-    def _stopped(self) -> DeviceFailed:
-        files = self._core.files
-        return DeviceFailed(str(files.folder) if files else "", "reads of this drive are stopped for a while")
 
     def _landed(self, one: Landing, *, condemned: bool) -> None:
         """A read has ended. `condemned`: if it did not bring the block, the place is to blame, not the drive."""
@@ -366,3 +356,7 @@ class Reader:
     def _answer(self, want: Want, outcome: GetOutcome) -> None:
         want.transfer.settle(want.index, outcome)
         self._core.ledger.let_go(want.block)
+
+
+def _stopped(volume: Volume) -> DeviceFailed:
+    return DeviceFailed(str(volume.files.folder), "reads of this drive are stopped for a while")

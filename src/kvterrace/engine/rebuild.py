@@ -29,8 +29,6 @@ def rebuild(core: Core, found: Sequence[RecoveredSegment], now_s: float) -> int:
     A block whose prefix is not whole is left out: it could never be matched. Its bytes are reclaimed with its segment.
     """
     ledger = core.ledger
-    space = ledger.space
-    assert space is not None
     contents: list[SegmentContents] = []
     numbers: list[int] = []
     newest = 0
@@ -49,7 +47,7 @@ def rebuild(core: Core, found: Sequence[RecoveredSegment], now_s: float) -> int:
             segment.tombstones = _tombstones(one.contents)
         elif one.contents is None:
             segment.state = SegmentState.STUCK
-        space.adopt(segment)
+        ledger.space_of(one.number).adopt(segment)
     ledger.next_put_seq = newest + 1
     live = live_entries(contents)
     _enter_namespaces(core, live)
@@ -66,8 +64,9 @@ def rebuild(core: Core, found: Sequence[RecoveredSegment], now_s: float) -> int:
     table.page[ids[used]] = live.entries["offset"][used] // PAGE_NBYTES
     for number in np.unique(segments[used]).tolist():
         mine = used[segments[used] == number]
-        space.segments[number].note(ids[mine])
-        space.segments[number].live_nbytes = int(live.entries["record_nbytes"][mine].sum())
+        segment = ledger.space_of(number).segments[number]
+        segment.note(ids[mine])
+        segment.live_nbytes = int(live.entries["record_nbytes"][mine].sum())
     left = np.ones(len(ids), bool)
     left[used] = False
     table.release(ids[left])

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from kvterrace.engine.blocks import NOWHERE, DramState, Ids
 from kvterrace.engine.ledger import Ledger
-from kvterrace.engine.space import Segment, SegmentState
+from kvterrace.engine.space import Segment, SegmentSpace, SegmentState
 from kvterrace.format.record import tombstone_nbytes_for
 from kvterrace.format.segment import TOMBSTONE_DTYPE
 
@@ -31,7 +31,11 @@ _AGE_STEPS = 16
 
 
 def choose(
-    ledger: Ledger, now_s: float, *, only: Callable[[Segment], bool] | None = None
+    ledger: Ledger,
+    now_s: float,
+    *,
+    space: SegmentSpace | None = None,
+    only: Callable[[Segment], bool] | None = None,
 ) -> tuple[Segment, Ids] | None:
     """The sealed segment that is worth least, and its blocks that are worth carrying over; None if all are in use.
 
@@ -41,15 +45,20 @@ def choose(
 
     Carried over is what was used more recently than the average block of the tier, the youngest first, into DRAM; what
     is there already counts, too. What hangs on a block was never used later than the block itself, so a prefix of
-    something warm is warm; active KV always goes along. `only`: which segments may go; None: any.
+    something warm is warm; active KV always goes along.
+
+    Args:
+        space: of which volume; None: of the only one.
+        only: which segments may go; None: any.
     """
-    assert ledger.space is not None
+    space = space or ledger.space
+    assert space is not None
     table, used_s = ledger.table, ledger.tree.used_s
     candidates: list[tuple[bool, float, int, Ids]] = []
     ages: list[npt.NDArray[np.float64]] = []
-    for segment in ledger.space.in_state(SegmentState.SEALED):
+    for segment in space.in_state(SegmentState.SEALED):
         ids = segment.live_ids(table)
-        if segment.readers or (table.users[ids] > 0).any() or _is_mostly_tombstones(ledger, segment):
+        if segment.readers or (table.users[ids] > 0).any() or _is_mostly_tombstones(space, segment):
             continue
         ages.append(now_s - used_s[table.run[ids]])
         if not len(ids):
@@ -62,7 +71,7 @@ def choose(
         youth = -round(_AGE_STEPS * math.log2(age_s + 1e-9))
         candidates.append((active > 0, youth, segment.number, ids))
     if only is not None:
-        candidates = [one for one in candidates if only(ledger.space.segments[one[2]])]
+        candidates = [one for one in candidates if only(space.segments[one[2]])]
     if not candidates:
         return None
     first = min(one[:2] for one in candidates)
@@ -71,19 +80,18 @@ def choose(
     if len(equals) > 1:
         stakes = _Stakes(ledger, now_s)
         number, ids = min(equals, key=lambda one: (stakes.of(one[1]), one[0]))
-    segment = ledger.space.segments[number]
+    segment = space.segments[number]
     everything = np.concatenate(ages)
     average_s = float(everything.mean()) if len(everything) else 0.0
     warm = ids[(now_s - used_s[table.run[ids]] < average_s) | (table.pins[ids] > 0)]
     return segment, _survivors(ledger, segment, warm)
 
 
-def _is_mostly_tombstones(ledger: Ledger, segment: Segment) -> bool:
+def _is_mostly_tombstones(space: SegmentSpace, segment: Segment) -> bool:
     """Whether too much of the segment would have to be written again because of its tombstones. Those of the oldest
     segment are not needed any more: what they kill lay in older ones.
     """
-    assert ledger.space is not None
-    if not segment.tombstones or segment.number == min(ledger.space.segments):
+    if not segment.tombstones or segment.number == min(space.segments):
         return False
     records = Counter((namespace, put_seq) for namespace, _, put_seq in segment.tombstones)
     nbytes = len(segment.tombstones) * TOMBSTONE_DTYPE.itemsize + sum(map(tombstone_nbytes_for, records.values()))

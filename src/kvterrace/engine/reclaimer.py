@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -15,6 +18,7 @@ from kvterrace.engine.space import Segment, SegmentState
 from kvterrace.engine.syncing import Syncing
 from kvterrace.engine.tombstones import Tombstones
 from kvterrace.engine.transfers import Transfer
+from kvterrace.engine.volume import Volume
 from kvterrace.types import DeviceFailed, Expired, Hit
 
 __all__ = ["Reclaimer"]
@@ -24,21 +28,34 @@ _RECLAIM_AGAIN_S = 0.02
 #: Reclaims called off in a row because DRAM had no room for what must not be lost, until one goes on without it: else
 #: a full DRAM tier and a full drive would wait for each other for ever.
 _CALL_OFFS = 12
+#: What was carried over is waited for this long at most, where another drive may have it: if that hangs, this one must
+#: not fill up meanwhile.
+_ANEW_S = 1.0
 
 
 class Reclaimer:
     """Carries out what `reclaim` decides. Used under the store's lock."""
 
     def __init__(
-        self, core: Core, reader: Reader, maker: SegmentMaker, syncing: Syncing, tombstones: Tombstones
+        self,
+        core: Core,
+        volume: Volume,
+        reader: Reader,
+        maker: SegmentMaker,
+        syncing: Syncing,
+        tombstones: Tombstones,
+        *,
+        sync_volumes: Callable[[set[int], Callable[[bool], None]], int],
     ) -> None:
-        assert core.files is not None and core.ledger.space is not None
+        """`sync_volumes`: as `Syncing.sync`, for volumes by number."""
         self._core = core
+        self._volume = volume
         self._reader = reader
         self._maker = maker
         self._syncing = syncing
+        self._sync_volumes = sync_volumes
         self._tombstones = tombstones
-        self._space = core.ledger.space
+        self._space = volume.space
         self._reclaiming: Segment | None = None
         self._carry: Transfer | None = None
         self._moved: list[bool] | None = None  # tombstones of the segment being reclaimed are on their way elsewhere
@@ -48,6 +65,7 @@ class Reclaimer:
         self._avoided: set[int] = set()  # segments of which reclaim was called off since one succeeded
         self._called_off = 0
         self._carried: Ids = np.zeros(0, np.int32)
+        self._anew_until_s = 0.0
         self._reclaim_again_s = 0.0
         self._closing = False
 
@@ -84,13 +102,18 @@ class Reclaimer:
             return
         if now_s < self._reclaim_again_s:
             return
-        if self._reader.gate is not None and not self._reader.gate.is_open:
+        if not self._volume.gate.is_open:
             return  # what is worth keeping could not be read
         ledger = self._core.ledger
-        found = reclaim.choose(ledger, now_s, only=lambda one: self._may_go(one) and one.number not in self._avoided)
+        found = reclaim.choose(
+            ledger,
+            now_s,
+            space=self._space,
+            only=lambda one: self._may_go(one) and one.number not in self._avoided,
+        )
         if found is None:
             self._avoided.clear()
-            found = reclaim.choose(ledger, now_s, only=self._may_go)
+            found = reclaim.choose(ledger, now_s, space=self._space, only=self._may_go)
         if found is None:
             self._reclaim_again_s = now_s + _RECLAIM_AGAIN_S
             return
@@ -128,7 +151,7 @@ class Reclaimer:
             self._call_off(segment)
             return
         if self._anew is not None:
-            if self._written_anew():
+            if self._written_anew(now_s):
                 self._end()
                 self._maker.remove(segment)
             return
@@ -160,18 +183,20 @@ class Reclaimer:
         anew = reclaim.give_up(ledger, segment, self._carried, now_s)
         ledger.dirty.hurry(anew)
         self._anew = anew, ledger.table.put_seq[anew]
-        if self._written_anew():
+        self._anew_until_s = now_s + _ANEW_S if len(ledger.spaces) > 1 else math.inf
+        if self._written_anew(now_s):
             self._end()
             self._maker.remove(segment)
 
-    def _written_anew(self) -> bool:
-        """Whether what was carried over is on the drive elsewhere, and synced, or cannot be before there is room. Until
-        then its old copies are what a crash leaves.
+    def _written_anew(self, now_s: float) -> bool:
+        """Whether what was carried over is on a drive elsewhere, and synced, or cannot be before there is room. Until
+        then its old copies are what a crash leaves. Another drive, which may hang, is not waited for for ever.
         """
         assert self._anew is not None
         ledger = self._core.ledger
-        table, (ids, put_seq) = ledger.table, self._anew
-        if not len(ids) or not ledger.can_write or not self._maker.can_open:
+        table, (ids, put_seq), segment = ledger.table, self._anew, self._reclaiming
+        assert segment is not None
+        if not len(ids) or not self._space.can_write or not self._maker.can_open or now_s >= self._anew_until_s:
             return True
         waits = (table.put_seq[ids] == put_seq) & (table.run[ids] != NOWHERE) & (table.state[ids] == DramState.READY)
         waits &= (table.segment[ids] == NOWHERE) & ~table.spent[ids] & ~ledger.doomed(ids)
@@ -180,7 +205,9 @@ class Reclaimer:
             return False
         if self._anew_syncs is None:
             ended: list[bool] = []
-            self._anew_syncs = ended, self._syncing.sync(ended.append)
+            copies = table.segment[ids][table.segment[ids] != NOWHERE].tolist()
+            volumes = {self._core.volume_of(number).number for number in [segment.number, *copies]}
+            self._anew_syncs = ended, self._sync_volumes(volumes, ended.append)
         ended, wanted = self._anew_syncs
         if len(ended) < wanted:
             return False

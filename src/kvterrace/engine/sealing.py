@@ -8,6 +8,7 @@ from kvterrace.engine.core import Core
 from kvterrace.engine.pausing import WritePause
 from kvterrace.engine.space import Segment, SegmentState
 from kvterrace.engine.syncing import Syncing
+from kvterrace.engine.volume import Volume
 from kvterrace.io.base import IoClass, IoFile, IoKind, IoRequest, IoResult
 from kvterrace.tiers.segments import NewFile
 
@@ -19,13 +20,13 @@ _log = logging.getLogger(__name__)
 class SegmentMaker:
     """Makes, seals and removes the files of segments. Used under the store's lock."""
 
-    def __init__(self, core: Core, pause: WritePause, syncing: Syncing) -> None:
-        assert core.files is not None and core.ledger.space is not None
+    def __init__(self, core: Core, volume: Volume, pause: WritePause, syncing: Syncing) -> None:
         self._core = core
+        self._volume = volume
         self._pause = pause
         self._syncing = syncing
-        self._files = core.files
-        self._space = core.ledger.space
+        self._files = volume.files
+        self._space = volume.space
         self._sealing: set[int] = set()
         self._removing = 0
 
@@ -72,9 +73,9 @@ class SegmentMaker:
             assert isinstance(result.value, NewFile)
             file, nonce, page = result.value.file, result.value.nonce, result.value.page
             self._files.created(segment.number, file, nonce)
-            core.engine.submit([IoRequest(IoKind.WRITE, IoClass.DEMOTION, file, 0, [page], tag=on_headed)])
+            self._volume.engine.submit([IoRequest(IoKind.WRITE, IoClass.DEMOTION, file, 0, [page], tag=on_headed)])
 
-        core.engine.submit(
+        self._volume.engine.submit(
             [
                 IoRequest(
                     IoKind.CALL,
@@ -95,7 +96,7 @@ class SegmentMaker:
         """SYNC data, write footer and trailer, cut the file behind them, SYNC. A failure leaves it to a scan at the
         next open.
         """
-        core, number = self._core, segment.number
+        number = segment.number
         if not segment.records:
             self.remove(segment)  # made and never used
             return
@@ -106,7 +107,7 @@ class SegmentMaker:
         steps = [
             IoRequest(IoKind.SYNC, IoClass.DEMOTION, file),
             IoRequest(IoKind.WRITE, IoClass.DEMOTION, file, segment.used_nbytes, [footer]),
-            IoRequest(IoKind.CALL, IoClass.DEMOTION, finish=lambda _: core.engine.truncate(file, end)),
+            IoRequest(IoKind.CALL, IoClass.DEMOTION, finish=lambda _: self._volume.engine.truncate(file, end)),
             IoRequest(IoKind.SYNC, IoClass.DEMOTION, file),
         ]
 
@@ -115,7 +116,7 @@ class SegmentMaker:
             if fine and steps:
                 step = steps.pop(0)
                 step.tag = on_result
-                core.engine.submit([step])
+                self._volume.engine.submit([step])
                 return
             self._sealing.discard(number)
             segment.state = SegmentState.SEALED
@@ -152,4 +153,4 @@ class SegmentMaker:
             )
 
         request = IoRequest(IoKind.CALL, IoClass.DEMOTION, finish=lambda _: self._files.remove(number), tag=on_removed)
-        self._core.engine.submit([request])
+        self._volume.engine.submit([request])

@@ -10,7 +10,22 @@ import numpy as np
 from kvterrace.engine.blocks import NOWHERE, BlockTable, Ids
 from kvterrace.format.record import PAGE_NBYTES
 
-__all__ = ["MIN_CAP_NBYTES", "Segment", "SegmentSpace", "SegmentState", "segment_nbytes_for"]
+__all__ = [
+    "MIN_CAP_NBYTES",
+    "MOST_VOLUMES",
+    "NUMBERS",
+    "Segment",
+    "SegmentSpace",
+    "SegmentState",
+    "segment_nbytes_for",
+    "volume_of",
+]
+
+#: Of the 31 bits of a segment's number, the lower 24 count within its volume: 127 volumes of 16 M segments each.
+_NUMBER_BITS = 24
+#: Numbers of segments that a volume has, from 1 on, where there are several.
+NUMBERS = 1 << _NUMBER_BITS
+MOST_VOLUMES = 127
 
 _SEGMENT_NBYTES = 64 << 20
 _SEGMENTS = 16
@@ -23,6 +38,11 @@ _OVERHEAD_NBYTES = 32 << 10
 def segment_nbytes_for(cap_nbytes: int) -> int:
     """Size of new segments under a cap of `cap_nbytes`: 64 MiB, or a sixteenth of the cap if that is less."""
     return min(_SEGMENT_NBYTES, (cap_nbytes - _OVERHEAD_NBYTES) // _SEGMENTS)
+
+
+def volume_of(number: int) -> int:
+    """Volume of the segment `number`, where there are several."""
+    return number >> _NUMBER_BITS
 
 
 class SegmentState(enum.Enum):
@@ -41,7 +61,7 @@ class Segment:
     """One append-only file.
 
     Attributes:
-        number: unique in the partition, rising; names the file.
+        number: unique in the partition, rising within its volume. A lone volume has 31 bits for it.
         file_nbytes: what the file takes of the capacity.
         used_nbytes: where the next record goes.
         records: records placed in it, whether or not they are still live.
@@ -99,16 +119,36 @@ class Segment:
 
 
 class SegmentSpace:
-    """Where records go, and which segment makes room. The sum of all files never exceeds `cap_nbytes`."""
+    """The room of one volume: where records go, and which segment makes room. The sum of all files never exceeds
+    `cap_nbytes`.
+    """
 
-    def __init__(self, cap_nbytes: int, segment_nbytes: int, footer_nbytes: Callable[[int, int], int]) -> None:
-        """`footer_nbytes(records, namespaces)` is the room that a seal needs, trailer included."""
+    def __init__(
+        self,
+        cap_nbytes: int,
+        segment_nbytes: int,
+        footer_nbytes: Callable[[int, int], int],
+        *,
+        volume: int = 0,
+        alone: bool = True,
+    ) -> None:
+        """
+        Args:
+            footer_nbytes: of (records, namespaces), the room that a seal needs, trailer included.
+            volume: number of the volume.
+            alone: whether it is the only one, and has all numbers for itself.
+        """
         self.cap_nbytes = cap_nbytes
         self.segment_nbytes = segment_nbytes
         self.segments: dict[int, Segment] = {}
         #: The segment that records are appended to.
         self.open: Segment | None = None
-        self.next_number = 1
+        self.next_number = (volume << _NUMBER_BITS) + 1
+        self._end_number = 2**31 - 1 if alone else (volume + 1) << _NUMBER_BITS
+        #: Whether the drive takes writes, as far as is known.
+        self.can_write = True
+        #: Whether something waits to be written for which the open segment had no room when it was last tried.
+        self.open_is_full = False
         #: What other files of the partition take of the capacity.
         self.other_nbytes = 0
         self._footer_nbytes = footer_nbytes
@@ -135,6 +175,11 @@ class SegmentSpace:
     def room_for_segment(self) -> bool:
         """Whether one more segment stays under the cap."""
         return self.file_nbytes + self.segment_nbytes <= self.cap_nbytes
+
+    @property
+    def used_up(self) -> bool:
+        """Whether every number was given away: no more segments can be made before the store is opened anew."""
+        return self.next_number >= self._end_number
 
     def begin(self) -> Segment:
         """A new segment, to be created by the mover."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from kvterrace.engine.core import Core
 from kvterrace.engine.pausing import WritePause
 from kvterrace.engine.space import Segment
+from kvterrace.engine.volume import Volume
 from kvterrace.io.base import IoClass, IoKind, IoRequest, IoResult
 
 __all__ = ["Syncing"]
@@ -17,20 +17,19 @@ class Syncing:
     """Keeps count of writes by segment. Used under the store's lock."""
 
     def __init__(
-        self, core: Core, pause: WritePause, *, lost: Callable[[Segment], None], over: Callable[[Segment], bool]
+        self, volume: Volume, pause: WritePause, *, lost: Callable[[Segment], None], over: Callable[[Segment], bool]
     ) -> None:
         """
         Args:
             lost: told of a segment of which a SYNC has failed: what was written to it may be gone.
             over: whether nothing in a segment matters any more, so that a failed SYNC of it does not either.
         """
-        assert core.files is not None and core.ledger.space is not None
-        self._core = core
+        self._volume = volume
         self._pause = pause
         self._lost = lost
         self._over = over
-        self._files = core.files
-        self._space = core.ledger.space
+        self._files = volume.files
+        self._space = volume.space
         # segment -> count of writes when it was last written; synced leaves. A footer found at open says: synced
         scanned = self._files.scanned
         self._unsynced: dict[int, int] = {
@@ -57,7 +56,7 @@ class Syncing:
             request = IoRequest(IoKind.SYNC, IoClass.DEMOTION, self._files.file(number))
             request.tag = partial(self._on_synced, number, writes, on_end)
             requests.append(request)
-        self._core.engine.submit(requests)
+        self._volume.engine.submit(requests)
         return len(requests)
 
     def _on_synced(self, number: int, writes: int, on_end: Callable[[bool], None], result: IoResult) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from kvterrace.engine.core import Core
 from kvterrace.engine.pausing import WritePause
 from kvterrace.engine.space import Segment
+from kvterrace.engine.volume import Volume
 from kvterrace.format.record import (
     PAGE_NBYTES,
     RecordHeader,
@@ -30,14 +31,14 @@ _KEYS = 4096
 class Tombstones:
     """The line of keys to be written down as dead. Used under the store's lock."""
 
-    def __init__(self, core: Core, pause: WritePause, on_written: Callable[[Segment], None]) -> None:
+    def __init__(self, core: Core, volume: Volume, pause: WritePause, on_written: Callable[[Segment], None]) -> None:
         """`on_written` is told of each segment that a tombstone was written to."""
-        assert core.files is not None and core.ledger.space is not None
         self._core = core
+        self._volume = volume
         self._pause = pause
         self._on_written = on_written
-        self._files = core.files
-        self._space = core.ledger.space
+        self._files = volume.files
+        self._space = volume.space
         self._waiting: list[tuple[bytes, bytes, int]] = []  # namespace digest, key, put-sequence
         self._burying: dict[int, int] = {}  # put-sequence -> tombstone records of it in flight
         #: Writes in flight.
@@ -112,7 +113,7 @@ class Tombstones:
                 self._pause.failed(segment, result)
 
         file = self._files.file(segment.number)
-        core.engine.submit([IoRequest(IoKind.WRITE, IoClass.DEMOTION, file, offset, [memory], tag=on_result)])
+        self._volume.engine.submit([IoRequest(IoKind.WRITE, IoClass.DEMOTION, file, offset, [memory], tag=on_result)])
 
     @property
     def _most_keys(self) -> int:

@@ -1,4 +1,4 @@
-"""The way down: idle blocks that have no copy below, into segments."""
+"""The way down to one drive: idle blocks that have no copy below, into its segments."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from kvterrace.engine.sealing import SegmentMaker
 from kvterrace.engine.space import Segment
 from kvterrace.engine.syncing import Syncing
 from kvterrace.engine.tombstones import Tombstones
+from kvterrace.engine.volume import Volume
 from kvterrace.format.record import RecordHeader, decode_header, place
 from kvterrace.io.base import IoClass, IoKind, IoRequest, IoResult
 
@@ -24,37 +25,45 @@ _DEPTH = 2
 
 
 class Writer:
-    """Write-behind, and who turns the crank of all that keeps segments going. Called under the store's lock. Used only
-    where there is an SSD tier.
-    """
+    """Writes to one volume, and turns the crank of all that keeps its segments going. Called under the store's lock."""
 
-    def __init__(self, core: Core, reader: Reader) -> None:
-        assert core.files is not None and core.ledger.space is not None
+    def __init__(
+        self,
+        core: Core,
+        volume: Volume,
+        reader: Reader,
+        *,
+        sync_volumes: Callable[[set[int], Callable[[bool], None]], int],
+    ) -> None:
+        """`sync_volumes`: as `sync`, for volumes by number."""
         self._core = core
-        self._files = core.files
-        self._space = core.ledger.space
+        self._volume = volume
+        self._files = volume.files
+        self._space = volume.space
         self._batches = 0
-        self._pause = WritePause(core)
-        self._syncing = Syncing(core, self._pause, lost=self._lost, over=lambda one: self._reclaimer.is_done_with(one))
-        self._tombstones = Tombstones(core, self._pause, self._syncing.wrote)
-        self._maker = SegmentMaker(core, self._pause, self._syncing)
-        self._reclaimer = Reclaimer(core, reader, self._maker, self._syncing, self._tombstones)
-        #: Flushes under way.
-        self.flushing = 0
+        self._pause = WritePause(core, volume)
+        self._syncing = Syncing(
+            volume, self._pause, lost=self._lost, over=lambda one: self._reclaimer.is_done_with(one)
+        )
+        self._tombstones = Tombstones(core, volume, self._pause, self._syncing.wrote)
+        self._maker = SegmentMaker(core, volume, self._pause, self._syncing)
+        self._reclaimer = Reclaimer(
+            core, volume, reader, self._maker, self._syncing, self._tombstones, sync_volumes=sync_volumes
+        )
         self._closing = False
 
     # -- what is asked of it -------------------------------------------------------------------------------------------
 
-    def bury(self, namespace: bytes, keys: list[bytes]) -> None:
-        """Write down that these keys are invalid up to now, so that a restart does not bring them back."""
-        ledger = self._core.ledger
-        self._tombstones.add(namespace, keys, ledger.next_put_seq)
-        if keys:
-            ledger.next_put_seq += 1
+    def bury(self, namespace: bytes, keys: list[bytes], put_seq: int) -> None:
+        """Write down that these keys are invalid up to the put-sequence number `put_seq`. Nothing older is here if
+        nothing is here.
+        """
+        if self._space.segments:
+            self._tombstones.add(namespace, keys, put_seq)
 
     def owes(self, put_seq: int) -> bool:
-        """Whether a block or an invalidation from before the put-sequence number `put_seq` is still to be written."""
-        return self._tombstones.owes(put_seq) or self._core.ledger.dirty.owes(put_seq)
+        """Whether an invalidation from before the put-sequence number `put_seq` is still to be written here."""
+        return self._tombstones.owes(put_seq)
 
     def sync(self, on_end: Callable[[bool], None]) -> int:
         """Make durable what was written up to now; `on_end` is called as often as the number returned says, each time
@@ -63,35 +72,46 @@ class Writer:
         return self._syncing.sync(on_end)
 
     @property
-    def idle(self) -> bool:
-        """Whether nothing is being written and, as far as writing is possible, nothing waits to be."""
-        ledger = self._core.ledger
-        waits = ledger.can_write and self.owes(ledger.next_put_seq)
-        return not waits and not (self._in_flight or self._maker.busy)
+    def can_write(self) -> bool:
+        """Whether the drive takes writes, as far as is known."""
+        return self._space.can_write
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is being written, made, sealed or removed."""
+        return bool(self._in_flight or self._maker.busy)
 
     @property
     def pending(self) -> bool:
-        """Whether there is something to write, now or later."""
-        return bool(self._core.ledger.dirty.since_s) or self._tombstones.wait or self._reclaimer.busy
+        """Whether there is something to do, now or later, besides writing blocks."""
+        return self._tombstones.wait or self._reclaimer.busy
 
     @property
     def _in_flight(self) -> int:
         return self._batches + self._tombstones.writes
 
-    def pump(self, now_s: float, *, pressed: bool) -> None:
-        """Submit what is due. `pressed`: somebody waits for room."""
-        ledger = self._core.ledger
+    def resume(self, now_s: float) -> None:
+        """Write again, if that has paused for long enough."""
         if not self._closing:
             self._pause.resume(now_s)
-        pressed = pressed or self.flushing > 0
-        if ledger.can_write:
-            while self._in_flight < _DEPTH:
-                batch = ledger.next_write(now_s, pressed=pressed)
-                if batch is None:
-                    break
-                self._write(batch)
+
+    def write_next(self, now_s: float, *, pressed: bool) -> bool:
+        """Submit the next batch of blocks, if this drive can take one and one is due. `pressed`: somebody waits for
+        room, or for a flush.
+        """
+        if self._in_flight >= _DEPTH:
+            return False
+        batch = self._core.ledger.next_write(now_s, pressed=pressed, space=self._space)
+        if batch is None:
+            return False
+        self._write(batch)
+        return True
+
+    def pump(self, now_s: float) -> None:
+        """Submit what else is due: tombstones, new segments, seals, reclaim."""
+        if self._space.can_write:
             self._tombstones.write()
-            if ledger.needs_segment() or (self._tombstones.wait and self._space.open is None):
+            if self._core.ledger.needs_segment(self._space) or (self._tombstones.wait and self._space.open is None):
                 self._next_segment(now_s)
         self._maker.seal_shut()
         if self._space.file_nbytes > self._space.cap_nbytes:
@@ -139,7 +159,7 @@ class Writer:
 
         self._batches += 1
         core.stats.ssd_write_requests += 1
-        core.engine.submit(
+        self._volume.engine.submit(
             [IoRequest(IoKind.WRITE, IoClass.DEMOTION, self._files.file(number), batch.offset, buffers, tag=on_result)]
         )
 
@@ -156,7 +176,9 @@ class Writer:
         self._space.shut()
         if self._maker.creating:
             return
-        if self._space.room_for_segment():
+        if self._space.used_up:
+            self._pause.stop()
+        elif self._space.room_for_segment():
             self._maker.make()
         else:
             self._reclaimer.start(now_s)

@@ -15,6 +15,7 @@ from kvterrace.errors import FormatVersionError, KVTerraceError, NotAStoreError,
 from kvterrace.format.record import FORMAT_VERSION
 from kvterrace.keys import Namespace
 from kvterrace.layout import KVLayout
+from kvterrace.tiers.marker import DriveRecord, parse_drive
 
 __all__ = ["ERASED_SUFFIX", "PENDING_NAME", "Marker", "SegmentFile", "StoreFolder", "writer_pid"]
 
@@ -33,12 +34,15 @@ _MAX_JSON_NBYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """What `store.json` says; `problem` is empty if all of it could be read."""
+    """What `store.json` says; `problem` is empty if all of it could be read. `drive`: which of several drives of its
+    store this folder is, None if of one.
+    """
 
     store_uuid: bytes | None = None
     format_version: int | None = None
     created_unix_s: float | None = None
     problem: str = ""
+    drive: DriveRecord | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +205,9 @@ def _read_marker(path: Path) -> Marker:
             return Marker(format_version=version)
         created = found.get("created_unix_s")
         created_unix_s = float(created) if isinstance(created, int | float) else None
-        return Marker(uuid.UUID(hex=found["uuid"]).bytes, version, created_unix_s)
+        drives = found.get("drives")
+        drive = None if drives is None else parse_drive(drives)
+        return Marker(uuid.UUID(hex=found["uuid"]).bytes, version, created_unix_s, drive=drive)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         return Marker(problem=f"store.json is damaged: {type(error).__name__}: {error}")
 

@@ -88,7 +88,8 @@ class NamespaceShare:
 
     Attributes:
         blocks: live blocks with their whole prefix on the drive: what an opened store finds.
-        orphan_blocks: live blocks without it: they can never be matched, and are reclaimed with their segment.
+        orphan_blocks: live blocks without it: they can never be matched, and are reclaimed with their segment. On one
+            of several drives: or their prefix lies on another.
         record_nbytes: of `blocks` on the drive, headers and padding included. payload_nbytes: KV alone, as encoded.
         sequences: distinct named ones; unnamed_blocks: blocks of none.
     """
@@ -152,7 +153,9 @@ class PartitionReport:
 
     @property
     def dead_nbytes(self) -> int:
-        """Records of blocks that nothing finds any more: replaced, invalidated, or without their prefix."""
+        """Records of blocks that nothing finds any more: replaced, invalidated, or without their prefix (which may lie
+        on another drive, if the store has several).
+        """
         return sum(one.record_nbytes for one in self.segments) - self.live_nbytes
 
     @property

@@ -14,7 +14,7 @@ import numpy as np
 from kvterrace.engine.blocks import NOWHERE, DramState
 from kvterrace.engine.core import Core
 from kvterrace.engine.ledger import Ledger
-from kvterrace.engine.space import SegmentState
+from kvterrace.engine.space import SegmentSpace, SegmentState
 from kvterrace.format.record import PAGE_NBYTES
 from kvterrace.store import Store
 
@@ -37,7 +37,7 @@ def check_invariants(store: Store) -> None:
             assert mover.fault is None, f"the store has failed: {mover.fault}"
             check_ledger(core.ledger)
             _check_counts(core)
-            if mover.active or core.engine.in_flight:
+            if mover.active or any(engine.in_flight for engine in core.engines):
                 return
             try:
                 _check_rest(core.ledger)
@@ -65,8 +65,8 @@ def check_ledger(ledger: Ledger) -> None:
     _check_dram(ledger)
     _check_dirty(ledger)
     _check_use(ledger)
-    if ledger.space is not None:
-        _check_ssd(ledger)
+    for number, space in enumerate(ledger.spaces):
+        _check_ssd(ledger, space, number)
 
 
 def _check_tree(ledger: Ledger) -> None:
@@ -144,15 +144,18 @@ def _check_use(ledger: Ledger) -> None:
         assert table.users[block] or table.pins[block], f"block {block} is doomed, unused, and still there"
 
 
-def _check_ssd(ledger: Ledger) -> None:
-    table, space = ledger.table, ledger.space
-    assert space is not None
+def _check_ssd(ledger: Ledger, space: SegmentSpace, volume: int) -> None:
+    table = ledger.table
     assert space.file_nbytes <= space.cap_nbytes, (
         f"{space.file_nbytes} B in files, over the cap of {space.cap_nbytes} B"
     )
     live: Counter[int] = Counter()
     ends: dict[int, list[tuple[int, int]]] = {}
-    for block in np.flatnonzero(table.segment != NOWHERE).tolist():
+    mine = table.segment != NOWHERE
+    if len(ledger.spaces) > 1:
+        mine &= table.segment >> 24 == volume
+        assert {number >> 24 for number in space.segments} <= {volume}, "a segment of another volume"
+    for block in np.flatnonzero(mine).tolist():
         number, offset = int(table.segment[block]), int(table.page[block]) * PAGE_NBYTES
         nbytes = ledger.geometry_of(block).record_nbytes
         assert space.segments[number].state in _READABLE, f"block {block} lies in {space.segments[number]!r}"
@@ -175,5 +178,6 @@ def _check_ssd(ledger: Ledger) -> None:
 def _check_counts(core: Core) -> None:
     stats = core.snapshot()
     for name in stats.__slots__:
-        assert getattr(stats, name) >= 0, f"{name} is {getattr(stats, name)}"
+        if name != "drives":
+            assert getattr(stats, name) >= 0, f"{name} is {getattr(stats, name)}"
     assert stats.dram_used_nbytes <= stats.dram_nbytes

@@ -11,25 +11,20 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import json
 import os
 import re
-import threading
-import uuid
 import weakref
 from pathlib import Path
 
-from kvterrace.errors import ConfigError, FormatVersionError, NotAStoreError, StoreLockedError, StoreUnusableError
-from kvterrace.format.record import FORMAT_VERSION
+from kvterrace.errors import ConfigError, NotAStoreError, StoreLockedError, StoreUnusableError
 from kvterrace.keys import Namespace
+from kvterrace.tiers.marker import DriveRecord, make_marker, may_become_store, read_marker, sync_folder, write_whole
 
-__all__ = ["StoreDirectory"]
+__all__ = ["StoreDirectory", "lock_partition", "make_root"]
 
 #: Most descriptions of namespaces that one opened store writes: tenants come and go without end.
 _DESCRIPTIONS = 1024
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-#: What may lie in a folder that becomes a store: half-made files of one that was being made.
-_HALF_MADE = re.compile(r"lost\+found|\.store\.json\.\d+")
 
 
 class StoreDirectory:
@@ -59,8 +54,8 @@ class StoreDirectory:
             for each in (root / "namespaces", root / "partitions", folder):
                 if not each.is_dir():
                     each.mkdir(mode=0o700, exist_ok=True)
-                    _sync_folder(each.parent)  # what is made in it is only as durable as its own name
-            return cls(root, folder, store_uuid, _lock(folder / "lock"))
+                    sync_folder(each.parent)  # what is made in it is only as durable as its own name
+            return cls(root, folder, store_uuid, lock_partition(folder / "lock"))
         except OSError as error:
             raise StoreUnusableError(
                 f"cannot use {root} as a store: {error.strerror or error}; choose a folder that you can write to"
@@ -82,7 +77,7 @@ class StoreDirectory:
         path = self.root / "namespaces" / f"{namespace.digest.hex()}.json"
         with contextlib.suppress(OSError):
             if not path.exists():
-                _write_whole(path, namespace.describe())
+                write_whole(path, namespace.describe())
 
     def close(self) -> None:
         """Give the partition's lock back, also for descriptors that a forked process has of it. Closing twice does
@@ -114,57 +109,30 @@ os.register_at_fork(after_in_child=_disown_in_child)
 def _open_root(root: Path, created_unix_s: float) -> bytes:
     if root.exists() and not root.is_dir():
         raise NotAStoreError(f"{root} is not a folder; give a folder for the store")
-    marker = root / "store.json"
-    if not marker.exists():
-        if root.exists() and not all(_HALF_MADE.fullmatch(entry.name) for entry in root.iterdir()):
-            raise NotAStoreError(f"{root} holds other files and no store.json; give an empty or a new folder")
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _sync_folder(root.parent)
-        made = {"format_version": FORMAT_VERSION, "uuid": uuid.uuid4().hex, "created_unix_s": round(created_unix_s, 3)}
-        _write_whole(marker, made)
-    try:
-        found = json.loads(marker.read_text())
-        version = found["format_version"]
-        if not isinstance(version, int) or version < 1:
-            raise ValueError(f"format version {version!r}")
-        if version <= FORMAT_VERSION:  # a newer one may say the rest in another way
-            return uuid.UUID(hex=found["uuid"]).bytes
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        reason = " ".join(str(error).split())
-        raise NotAStoreError(
-            f"{marker} is damaged ({reason}); restore it, or remove the folder to start anew"
-        ) from error
-    raise FormatVersionError(
-        f"{root} was written in store format {version}; this kvterrace reads up to {FORMAT_VERSION}: upgrade it, "
-        "or give another folder"
-    )
+    marker = read_marker(root)
+    if marker is None:
+        make_root(root, created_unix_s)
+        marker = read_marker(root)
+        assert marker is not None, "made, and not there"
+    return marker.store_uuid
 
 
-def _write_whole(path: Path, content: dict[str, object]) -> None:
-    """Write a small file so that it is there whole or not at all; the first of two writers wins."""
-    temporary = path.with_name(f".{path.name}.{threading.get_native_id()}")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write((json.dumps(content, indent=1, sort_keys=True) + "\n").encode())
-            file.flush()
-            os.fsync(fd)
-        with contextlib.suppress(FileExistsError):
-            os.link(temporary, path)
-    finally:
-        temporary.unlink()
-    _sync_folder(path.parent)
+def make_root(root: Path, created_unix_s: float, drive: DriveRecord | None = None) -> None:
+    """Make the folder of a new store, or of a new drive of one. Raises NotAStoreError, OSError."""
+    if root.exists() and not may_become_store(root):
+        raise NotAStoreError(f"{root} holds other files and no store.json; give an empty or a new folder")
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    sync_folder(root.parent)
+    make_marker(root, created_unix_s, drive)
 
 
-def _sync_folder(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+def lock_partition(path: Path) -> int:
+    """Lock the file `path` of a partition; returns its descriptor, which holds the lock until it is closed. Does not
+    wait.
 
-
-def _lock(path: Path) -> int:
+    Raises:
+        StoreLockedError: another process has it. OSError.
+    """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

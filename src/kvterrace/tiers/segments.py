@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from kvterrace.buffers import Bytes
-from kvterrace.errors import FormatVersionError
+from kvterrace.errors import FormatVersionError, StoreUnusableError
 from kvterrace.format.record import PAGE_NBYTES
 from kvterrace.format.recovery import SegmentContents, scan_segment
 from kvterrace.format.recovery import SegmentState as ScanState
@@ -27,7 +27,7 @@ from kvterrace.format.segment import (
     encode_segment_header,
     footer_nbytes_for,
 )
-from kvterrace.io.base import IoEngine, IoFile
+from kvterrace.io.base import FileInfo, IoEngine, IoFile
 from kvterrace.types import DeviceFailed
 
 __all__ = ["NewFile", "RecoveredSegment", "SegmentFiles", "footer_room_nbytes"]
@@ -69,10 +69,20 @@ class NewFile:
 
 
 class SegmentFiles:
-    """Open segment files of one partition. The tables are changed only by the mover; `engine` does the I/O."""
+    """Open segment files of one volume. The tables are changed only by the mover; `engine` does the I/O.
 
-    def __init__(self, engine: IoEngine, folder: Path, store_uuid: bytes) -> None:
+    Segments go by the numbers of `SegmentSpace`. On the drive, in names and headers, they count from 1 in each volume.
+    """
+
+    def __init__(self, engine: IoEngine, folder: Path, store_uuid: bytes, *, base: int = 0, count: int = _NUMBERS):
+        """
+        Args:
+            base: the number before the volume's first. `recover` moves it so that the first segment found is the first.
+            count: how many numbers the volume has.
+        """
         self.engine = engine
+        self._base = base
+        self._count = count
         self.folder = folder
         self._store_uuid = store_uuid
         self._files: dict[int, IoFile] = {}
@@ -84,7 +94,7 @@ class SegmentFiles:
 
     def path(self, number: int) -> Path:
         """Path of segment `number`."""
-        return self.folder / f"{number:08x}.seg"
+        return self.folder / f"{number - self._base:08x}.seg"
 
     def file(self, number: int) -> IoFile:
         """The open file of segment `number`."""
@@ -110,7 +120,9 @@ class SegmentFiles:
         """
         nonce = os.urandom(16)
         page = _aligned_page()
-        encode_segment_header(SegmentHeader(self._store_uuid, nonce, number, created_unix_ns, nbytes), page)
+        encode_segment_header(
+            SegmentHeader(self._store_uuid, nonce, number - self._base, created_unix_ns, nbytes), page
+        )
         file = self.engine.create(self.path(number), nbytes)
         try:
             self.engine.sync_folder(self.folder)
@@ -129,7 +141,7 @@ class SegmentFiles:
     def footer(self, number: int, data_end: int) -> Bytes:
         """Footer and trailer of segment `number`, to be written at `data_end`."""
         footer = self._recovered.get(number) or self.footers[number].build()
-        return build_footer(footer, nonce=self._nonces[number], segment_id=number, data_end=data_end)
+        return build_footer(footer, nonce=self._nonces[number], segment_id=number - self._base, data_end=data_end)
 
     @property
     def scanned(self) -> set[int]:
@@ -165,17 +177,28 @@ class SegmentFiles:
 
         Raises:
             FormatVersionError: a segment was written by a newer version.
+            StoreUnusableError: the segments' numbers are too far apart for one of several volumes.
         """
-        found = []
+        files: list[tuple[int, FileInfo]] = []
         for info in self.engine.list(self.folder):
             match = _NAME.fullmatch(info.name)
             number = int(match[1], 16) if match else _NUMBERS
-            taken = max(info.nbytes, info.allocated_nbytes)
-            if number >= _NUMBERS:  # none of ours, yet it takes room
-                self.other_nbytes += taken
-                continue
-            contents, readable = self._recover_one(number, info.nbytes)
-            found.append(RecoveredSegment(number, taken, contents, readable))
+            if number < _NUMBERS:
+                files.append((number, info))
+            else:  # none of ours, yet it takes room
+                self.other_nbytes += _taken_nbytes(info)
+        if files and self._count < _NUMBERS:
+            first, last = files[0][0], files[-1][0]
+            if last - first + 1 >= self._count:
+                raise StoreUnusableError(
+                    f"{self.folder} has segments {first:08x} to {last:08x}, too far apart for one of several drives; "
+                    "open the store with this path alone, or remove the segments"
+                )
+            self._base -= first - 1
+        found = []
+        for number, info in files:
+            contents, readable = self._recover_one(self._base + number, info.nbytes)
+            found.append(RecoveredSegment(self._base + number, _taken_nbytes(info), contents, readable))
         return found
 
     def _recover_one(self, number: int, nbytes: int) -> tuple[SegmentContents | BadSegment | None, bool]:
@@ -202,7 +225,7 @@ class SegmentFiles:
         contents = scan_segment(read, nbytes)
         match contents:
             case SegmentContents():
-                if contents.header.store_uuid != self._store_uuid or contents.header.segment_id != number:
+                if contents.header.store_uuid != self._store_uuid or contents.header.segment_id != number - self._base:
                     _log.warning("segment %s belongs to another store or has been renamed; it is not used", path)
                 else:
                     for problem in contents.problems:
@@ -225,6 +248,10 @@ class SegmentFiles:
                 _log.warning("segment %s cannot be read: %s; its blocks are lost to this process", path, reason)
         self.engine.close_file(file)
         return None, False
+
+
+def _taken_nbytes(info: FileInfo) -> int:
+    return max(info.nbytes, info.allocated_nbytes)
 
 
 def _aligned_page(pages: int = 1) -> Bytes:

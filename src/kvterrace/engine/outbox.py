@@ -1,0 +1,23 @@
+"""Requests for several engines, handed over together."""
+
+from __future__ import annotations
+
+from kvterrace.io.base import IoEngine, IoRequest
+
+__all__ = ["Outbox"]
+
+
+class Outbox:
+    """Collects requests; `send` submits them, one call for each engine."""
+
+    def __init__(self) -> None:
+        self._requests: dict[int, tuple[IoEngine, list[IoRequest]]] = {}
+
+    def add(self, engine: IoEngine, request: IoRequest) -> None:
+        """One more request for `engine`."""
+        self._requests.setdefault(id(engine), (engine, []))[1].append(request)
+
+    def send(self) -> None:
+        """Submit what was added."""
+        for engine, requests in self._requests.values():
+            engine.submit(requests)
