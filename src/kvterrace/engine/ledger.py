@@ -84,7 +84,8 @@ class Ledger:
             return np.zeros(0, np.int32)
         if len(steps) == 1:
             return steps[0][0].ids[: steps[0][1]]
-        return np.concatenate([run.ids if count == len(run) else run.ids[:count] for run, count in steps])
+        last, count = steps[-1]  # of all before it, the chain shares the whole run
+        return np.concatenate([*(run.ids for run, _ in steps[:-1]), last.ids[:count]])
 
     def on_ladder(self, ids: Ids) -> npt.NDArray[np.bool_]:
         """For each block, whether it has a copy, or one on its way into DRAM, and was not invalidated."""
@@ -128,7 +129,11 @@ class Ledger:
         run, count = steps[-1]
         if count < len(run):
             self._split(run, count)
-        self.tree.used_s[[run.number for run, _ in steps]] = now_s
+        used_s = self.tree.used_s
+        if self.space is not None:
+            ids = run.ids if len(steps) == 1 else np.concatenate([run.ids for run, _ in steps])
+            self.space.touch(self.table, ids, used_s[self.table.run[ids]], now_s)
+        used_s[[run.number for run, _ in steps]] = now_s
         self.dram.policy.touch(run.number for run, _ in reversed(steps))
 
     def add_scores(self, chain: KeyChain, scores: np.ndarray, now_s: float) -> None:
@@ -167,8 +172,9 @@ class Ledger:
         table = self.table
         if self._doomed and block in self._doomed and not table.pins[block] and not table.users[block]:
             self._doomed.discard(block)
-            self._drop_copies(block)
-            self.dirty.settle(self.run_of(block))
+            run = self.run_of(block)
+            self._drop_copies(np.array([block], np.int32), self._slot_nbytes[run.namespace])
+            self.dirty.settle(run)
         if table.slot[block] == NOWHERE and table.segment[block] == NOWHERE:
             self.prune(self.run_of(block))
 
@@ -231,6 +237,8 @@ class Ledger:
                 continue
             if not victims:
                 wanted = nbytes * (count - len(offsets))
+                if not droppable and self.dram.ready_nbytes == self.dirty.nbytes:
+                    break  # all of it waits to be written
                 victims = self.dram.victims(wanted, self._slot_nbytes, droppable=droppable, keep=keep)[::-1].tolist()
                 if not victims:
                     break
@@ -344,7 +352,7 @@ class Ledger:
 
     def filled(self, block: int, now_s: float) -> None:
         """A put has filled the slot: the block is ready, and has no copy below."""
-        self.table.state[block] = DramState.READY
+        self.dram.ready(block)
         self.dirty.add(block, now_s)
 
     def undo(self, block: int) -> None:
@@ -356,7 +364,7 @@ class Ledger:
         """A read has filled the slot with verified bytes: a second copy, free to be given up again. Or the only one, if
         the one below was lost meanwhile (another read found it wrong): then it is to be written.
         """
-        self.table.state[block] = DramState.READY
+        self.dram.ready(block)
         if self.table.segment[block] == NOWHERE:
             self.dirty.add(block, float(self.tree.used_s[self.table.run[block]]))
 
@@ -380,8 +388,12 @@ class Ledger:
         self.table.spent[block] = self.table.state[block] == DramState.READY
 
     def _lose(self, block: int) -> None:
+        ids = np.array([block], np.int32)
+        self._lose_all(ids, self._slot_nbytes[self.run_of(block).namespace])
+
+    def _lose_all(self, ids: Ids, record_nbytes: int) -> None:
         assert self.space is not None
-        self.space.lose(self.table, block, self._slot_nbytes[self.run_of(block).namespace])
+        self.space.lose(self.table, ids, record_nbytes, self.tree.used_s[self.table.run[ids]])
 
     # -- writing behind ------------------------------------------------------------------------------------------------
 
@@ -410,16 +422,12 @@ class Ledger:
     def written(self, batch: WriteBatch) -> None:
         """A write has ended well: the copies count from now on."""
         assert self.space is not None
-        page = batch.offset // PAGE_NBYTES
-        for block in batch.ids.tolist():
-            run = self.run_of(block)
-            nbytes = self._slot_nbytes[run.namespace]
-            self.table.segment[block] = batch.segment.number
-            self.table.page[block] = page
-            page += nbytes // PAGE_NBYTES
-            batch.segment.live_nbytes += nbytes
-            self.dirty.nbytes -= nbytes
-        batch.segment.note(batch.ids)
+        ids, table = batch.ids, self.table
+        numbers, which = np.unique(table.run[ids], return_inverse=True)
+        sizes = np.array([self._slot_nbytes[self.tree.run(number).namespace] for number in numbers.tolist()])[which]
+        self.space.gain(table, batch.segment, ids, int(sizes.sum()), self.tree.used_s[table.run[ids]])
+        table.page[ids] = (batch.offset + np.cumsum(sizes) - sizes) // PAGE_NBYTES
+        self.dirty.nbytes -= int(sizes.sum())
         self._end_write(batch)
 
     def write_failed(self, batch: WriteBatch) -> None:
@@ -451,7 +459,8 @@ class Ledger:
             if at + count > start:
                 cut = max(0, start - at)
                 ids = np.concatenate([run.ids[cut:], *(child.ids for child in self.tree.below(run))])
-                keys = [self.key_of(block) for block in ids.tolist()]
+                data = self.table.key[ids].tobytes()
+                keys = [data[at : at + KEY_NBYTES] for at in range(0, len(data), KEY_NBYTES)]
                 self._doomed.update(ids[(self.table.users[ids] > 0) | (self.table.pins[ids] > 0)].tolist())
                 self._forget(run, cut, dropping=False)
                 break
@@ -470,54 +479,58 @@ class Ledger:
         lost = [run.ids[at:][::-1], *(child.ids[::-1] for child in below)]
         for ids in lost:
             free = (self.table.users[ids] == 0) & (self.table.pins[ids] == 0)
-            for block in ids[free].tolist():
-                self.dropped_blocks += self._drop_copies(block) and dropping
+            dropped = self._drop_copies(ids[free], self._slot_nbytes[run.namespace])
+            self.dropped_blocks += dropped if dropping else 0
         for one in (run, *below):
             self.dirty.settle(one)
         for child in reversed(below):
             self.prune(child)
         self.prune(run)
 
-    def _drop_copies(self, block: int) -> bool:
-        """Give up every copy of a block; whether there was one."""
+    def _drop_copies(self, ids: Ids, record_nbytes: int) -> int:
+        """Give up every copy of blocks of one namespace; of how many there was one."""
         table = self.table
-        had = bool(table.slot[block] != NOWHERE or table.segment[block] != NOWHERE)
-        dirty = table.state[block] == DramState.READY and table.segment[block] == NOWHERE
-        if dirty and not table.spent[block]:
-            self.dirty.nbytes -= self._slot_nbytes[self.run_of(block).namespace]
-        if table.segment[block] != NOWHERE:
-            self._lose(block)
-        if table.slot[block] != NOWHERE:
-            self.dram.free(block)
-        table.spent[block] = False
-        return had
+        slot, below = table.slot[ids] != NOWHERE, table.segment[ids] != NOWHERE
+        dirty = (table.state[ids] == DramState.READY) & ~below & ~table.spent[ids]
+        self.dirty.nbytes -= record_nbytes * int(np.count_nonzero(dirty))
+        if below.any():
+            self._lose_all(ids[below], record_nbytes)
+        if slot.any():
+            self.dram.free_all(ids[slot])
+        table.spent[ids] = False
+        return int(np.count_nonzero(slot | below))
 
     def prune(self, run: Run) -> None:
         """Forget blocks without a copy at the end of `run`, and of what it hangs on, where nothing hangs on them."""
         table = self.table
         at: Run | None = run
         while at is not None and len(at) and not at.children:
-            ids = at.ids[::-1]
-            kept = (
-                (table.slot[ids] != NOWHERE)
-                | (table.segment[ids] != NOWHERE)
-                | (table.users[ids] > 0)
-                | (table.pins[ids] > 0)
-            )
-            gone = len(ids) if not kept.any() else int(np.argmax(kept))
+            gone = self._loose(at.ids)
             if not gone:
                 return
-            parent, whole = at.parent, gone == len(ids)
+            parent, whole = at.parent, gone == len(at)
             if whole:
                 self.dirty.since_s.pop(at.number, None)
                 self._scored_s.pop(at.number, None)
-            freed = self.tree.trim(at, len(ids) - gone)
+            freed = self.tree.trim(at, len(at) - gone)
             self._doomed.difference_update(freed.tolist())
             self.table.release(freed)
             if not whole:
                 self.dirty.settle(at)
                 return
             at = parent
+
+    def _loose(self, ids: Ids) -> int:
+        """How many of `ids`, from the last on, have no copy and are in nobody's use. Looks at few more than these."""
+        table, gone, width = self.table, 0, 16
+        while gone < len(ids):
+            some = ids[max(0, len(ids) - gone - width) : len(ids) - gone]
+            kept = (table.slot[some] != NOWHERE) | (table.segment[some] != NOWHERE)
+            kept |= (table.users[some] > 0) | (table.pins[some] > 0)
+            if kept.any():
+                return gone + int(np.argmax(kept[::-1]))
+            gone, width = gone + len(some), 4 * width
+        return gone
 
     # -- for the drivers -----------------------------------------------------------------------------------------------
 
