@@ -502,7 +502,6 @@ class Ledger:
 
     def prune(self, run: Run) -> None:
         """Forget blocks without a copy at the end of `run`, and of what it hangs on, where nothing hangs on them."""
-        table = self.table
         at: Run | None = run
         while at is not None and len(at) and not at.children:
             gone = self._loose(at.ids)

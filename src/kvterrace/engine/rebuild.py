@@ -65,6 +65,7 @@ def rebuild(core: Core, found: Sequence[RecoveredSegment], now_s: float) -> int:
     table.key[ids] = _words(entries["key"])[rows].view(np.uint8)
     table.put_seq[ids] = entries["put_seq"][rows]
     heads = rows[starts]
+    age_s = (newest - _youngest(entries["put_seq"][rows], starts, above)) * _AGE_STEP_S
     numbers = np.array([core.numbers[digest] for digest in live.namespaces])
     ledger.tree.plant(
         ids,
@@ -73,7 +74,7 @@ def rebuild(core: Core, found: Sequence[RecoveredSegment], now_s: float) -> int:
         namespaces=numbers[entries["namespace"][heads]].tolist(),
         sequences=_shared(entries["sequence"][heads].tobytes()),
         depths=entries["depth"][heads].tolist(),
-        used_s=now_s - (newest - _youngest(entries["put_seq"][rows], starts, above)) * _AGE_STEP_S,
+        used_s=np.asarray(now_s - age_s, np.float64),
     )
     table.page[ids] = entries["offset"][rows] // PAGE_NBYTES
     used_s = ledger.tree.used_s[table.run[ids]]

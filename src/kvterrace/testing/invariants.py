@@ -100,7 +100,8 @@ def _check_dram(ledger: Ledger) -> None:
     resident = Counter(table.run[with_slot].tolist())
     numbers = range(ledger.tree.numbers)
     assert [dram.resident(run) for run in numbers] == [resident[run] for run in numbers], "blocks in DRAM by run"
-    ready = sum(ledger.geometry_of(block).record_nbytes for block in np.flatnonzero(table.state == DramState.READY))
+    in_ready = np.flatnonzero(table.state == DramState.READY).tolist()
+    ready = sum(ledger.geometry_of(block).record_nbytes for block in in_ready)
     assert dram.ready_nbytes == ready, f"{ready} B of slots are ready, {dram.ready_nbytes} B are counted"
     order = list(dram.policy.order())
     assert sorted(order) == sorted(resident), "the eviction order is not that of the runs in DRAM"

@@ -7,7 +7,9 @@ from __future__ import annotations
 import logging
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +29,7 @@ from kvterrace.format.segment import (
     encode_segment_header,
     footer_nbytes_for,
 )
-from kvterrace.io.base import IoEngine, IoFile
+from kvterrace.io.base import IoClass, IoEngine, IoFile, IoKind, IoRequest, IoResult
 from kvterrace.types import DeviceFailed
 
 __all__ = ["NewFile", "RecoveredSegment", "SegmentFiles", "footer_room_nbytes"]
@@ -66,6 +68,15 @@ class NewFile:
     file: IoFile
     nonce: bytes
     page: Bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Scan:
+    """What a thread found in a segment's file, and the file, open."""
+
+    file: IoFile | None
+    contents: SegmentContents | BadSegment | NewerFormat | DeviceFailed
+    readable: bool
 
 
 class SegmentFiles:
@@ -166,7 +177,8 @@ class SegmentFiles:
         Raises:
             FormatVersionError: a segment was written by a newer version.
         """
-        found = []
+        found: dict[int, RecoveredSegment] = {}
+        scans: list[IoRequest] = []
         for info in self.engine.list(self.folder):
             match = _NAME.fullmatch(info.name)
             number = int(match[1], 16) if match else _NUMBERS
@@ -174,18 +186,34 @@ class SegmentFiles:
             if number >= _NUMBERS:  # none of ours, yet it takes room
                 self.other_nbytes += taken
                 continue
-            contents, readable = self._recover_one(number, info.nbytes)
-            found.append(RecoveredSegment(number, taken, contents, readable))
-        return found
+            finish = partial(self._scan, number, info.nbytes)
+            scans.append(IoRequest(IoKind.CALL, IoClass.DEMOTION, finish=finish, tag=(number, taken)))
+        # on the engine's threads: a drive has many reads in flight, and a segment takes three, one after the other
+        self.engine.submit(scans)
+        fault: BaseException | None = None
+        for result in self._ended(len(scans)):
+            number, taken = result.request.tag  # type: ignore[misc]  # as made above
+            fault = fault or result.crash
+            if isinstance(result.value, _Scan):
+                found[number] = self._enter(number, taken, result.value)
+        if fault is not None:
+            raise fault
+        return [found[number] for number in sorted(found)]
 
-    def _recover_one(self, number: int, nbytes: int) -> tuple[SegmentContents | BadSegment | None, bool]:
+    def _ended(self, count: int) -> Iterator[IoResult]:
+        while count > 0:
+            results = self.engine.poll(1.0)
+            count -= len(results)
+            yield from results
+
+    def _scan(self, number: int, nbytes: int, _: IoResult) -> _Scan:
+        """Open and read one segment. On an engine's thread: touches no table."""
         path = self.path(number)
         try:
             file = self.engine.reopen(path)
         except OSError as error:
-            _log.warning("segment %s cannot be opened (%s); its blocks are lost to this process", path, error)
-            return None, False
-        buffer = _aligned_page(256)
+            return _Scan(None, DeviceFailed(str(path), f"it cannot be opened ({error})"), readable=False)
+        buffer = _aligned_page()
         readable = True
 
         def read(offset: int, want: int) -> Bytes:
@@ -200,6 +228,10 @@ class SegmentFiles:
             return buffer[:got]
 
         contents = scan_segment(read, nbytes)
+        return _Scan(file, contents, readable)
+
+    def _enter(self, number: int, taken: int, scan: _Scan) -> RecoveredSegment:
+        path, contents, file = self.path(number), scan.contents, scan.file
         match contents:
             case SegmentContents():
                 if contents.header.store_uuid != self._store_uuid or contents.header.segment_id != number:
@@ -207,24 +239,29 @@ class SegmentFiles:
                 else:
                     for problem in contents.problems:
                         _log.info("segment %s: %s", path, problem)
+                    assert file is not None, "contents without a file"
                     self._files[number] = file
                     self._nonces[number] = contents.header.nonce
                     if contents.state is ScanState.SCANNED:
                         self._recovered[number] = Footer(contents.entries, contents.namespaces, contents.tombstones)
-                    return contents, readable
+                    return RecoveredSegment(number, taken, contents, scan.readable)
             case NewerFormat(version):
-                self.engine.close_file(file)
+                self._close(file)
                 raise FormatVersionError(
                     f"{path} was written in segment format {version}; upgrade kvterrace to read it"
                 )
             case BadSegment(reason):
                 _log.info("segment %s holds nothing that can be used: %s", path, reason)
-                self.engine.close_file(file)
-                return contents, readable
+                self._close(file)
+                return RecoveredSegment(number, taken, contents, scan.readable)
             case DeviceFailed(_, reason):
                 _log.warning("segment %s cannot be read: %s; its blocks are lost to this process", path, reason)
-        self.engine.close_file(file)
-        return None, False
+        self._close(file)
+        return RecoveredSegment(number, taken, None, readable=False)
+
+    def _close(self, file: IoFile | None) -> None:
+        if file is not None:
+            self.engine.close_file(file)
 
 
 def _aligned_page(pages: int = 1) -> Bytes:
