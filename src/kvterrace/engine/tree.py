@@ -78,18 +78,18 @@ class RunTree:
 
     def __init__(self, table: BlockTable) -> None:
         self.table = table
-        self._heads: dict[bytes, Run] = {}  # by namespace and key of the first block
-        self._prefixes: dict[bytes, bytes] = {}  # namespace digest -> how its keys begin in `_heads`
+        self._heads: dict[int, dict[bytes, Run]] = {}  # by namespace, then by the key of the first block
+        self._named: dict[bytes, dict[bytes, Run]] = {}  # the same, by the digest of the namespace
         self._runs: list[Run | None] = []
         self._free_numbers: list[int] = []
         #: When each run, by number, was last used (monotonic seconds).
         self.used_s: npt.NDArray[np.float64] = np.zeros(0)
 
     def __len__(self) -> int:
-        return len(self._heads)
+        return len(self._runs) - len(self._free_numbers)
 
     def __iter__(self) -> Iterator[Run]:
-        return iter(list(self._heads.values()))
+        return iter([run for run in self._runs if run is not None])
 
     @property
     def numbers(self) -> int:
@@ -104,22 +104,21 @@ class RunTree:
 
     def name(self, namespace: int, digest: bytes) -> None:
         """Chains of the namespace with this digest are those of runs with this number."""
-        self._prefixes[digest] = _prefix(namespace)
+        self._named[digest] = self._heads.setdefault(namespace, {})
 
     def walk(self, chain: KeyChain, stop: int | None = None) -> list[Step]:
         """Runs along `chain`, from its first block on, as far as the tree knows it (up to `stop` blocks).
 
         Runs of other namespaces are not seen, whatever their keys.
         """
-        data, heads = chain.data, self._heads
-        prefix = self._prefixes.get(chain.namespace.digest)
-        if prefix is None:
+        data, heads = chain.data, self._named.get(chain.namespace.digest)
+        if heads is None:
             return []
         limit = len(chain) if stop is None else min(stop, len(chain))
         steps: list[Step] = []
         at = 0
         while at < limit:
-            run = heads.get(prefix + data[at * KEY_NBYTES : (at + 1) * KEY_NBYTES])
+            run = heads.get(data[at * KEY_NBYTES : (at + 1) * KEY_NBYTES])
             if run is None:
                 break
             whole = len(run.ids)
@@ -179,8 +178,8 @@ class RunTree:
         stops = np.append(starts[1:], len(ids))
         self.table.run[ids] = np.repeat(np.arange(base, base + count, dtype=np.int32), stops - starts)
         self.used_s = np.concatenate([self.used_s[:base], used_s])
-        begins = {number: _prefix(number) for number in set(namespaces)}
-        runs, heads = self._runs, self._heads
+        heads = {number: self._heads.setdefault(number, {}) for number in set(namespaces)}
+        runs = self._runs
         columns = zip(starts.tolist(), stops.tolist(), parents, namespaces, sequences, depths, strict=True)
         for number, (start, stop, above, namespace, sequence, depth) in enumerate(columns, base):
             parent = None if above < 0 else runs[base + above]
@@ -189,8 +188,8 @@ class RunTree:
             if parent is not None:
                 parent._adopt(run)  # noqa: SLF001 - the tree is of runs
             at = (number - base) * KEY_NBYTES
-            heads[begins[namespace] + keys[at : at + KEY_NBYTES]] = run
-        assert len(heads) == len(runs) - len(self._free_numbers), "two runs begin with one key"
+            heads[namespace][keys[at : at + KEY_NBYTES]] = run
+        assert sum(map(len, self._heads.values())) == len(self), "two runs begin with one key"
 
     def _new(self, ids: Ids, *, depth: int, parent: Run | None, namespace: int, sequence: bytes, now_s: float) -> Run:
         number = self._free_numbers.pop() if self._free_numbers else len(self._runs)
@@ -202,16 +201,16 @@ class RunTree:
         if number >= len(self.used_s):
             self.used_s = np.concatenate([self.used_s, np.zeros(max(1024, len(self.used_s) // 4))])
         self.used_s[number] = now_s
-        head = self._head(run)
-        assert head not in self._heads, "two runs begin with one key"
-        self._heads[head] = run
+        heads, head = self._heads.setdefault(namespace, {}), self._head(run)
+        assert head not in heads, "two runs begin with one key"
+        heads[head] = run
         self.table.run[ids] = number
         if parent is not None:
             parent._adopt(run)  # noqa: SLF001 - the tree is of runs
         return run
 
     def _head(self, run: Run) -> bytes:
-        return _prefix(run.namespace) + bytes(self.table.key[run.ids[0]])
+        return bytes(self.table.key[run.ids[0]])
 
     def split(self, run: Run, at: int) -> Run:
         """Cut `run` before its block `at`. `run` stays the head; returns the new tail, which takes the children
@@ -238,7 +237,7 @@ class RunTree:
         if keep:
             run.ids = _first(run.ids, keep)
             return gone
-        del self._heads[self._head(run)]
+        del self._heads[run.namespace][self._head(run)]
         if run.parent is not None:
             run.parent._disown(run)  # noqa: SLF001 - as above
         self._runs[run.number] = None
@@ -273,7 +272,3 @@ def _first(ids: Ids, count: int) -> Ids:
     kept = ids[:count]
     whole = ids if ids.base is None else ids.base
     return kept.copy() if 2 * kept.nbytes < whole.nbytes else kept
-
-
-def _prefix(namespace: int) -> bytes:
-    return namespace.to_bytes(4, "little")
