@@ -51,7 +51,6 @@ from kvterrace.io.posix import PosixEngine
 from kvterrace.keys import KEY_NBYTES, KeyChain, Namespace
 from kvterrace.layout import KVLayout
 from kvterrace.store import Store
-from kvterrace.testing.invariants import check_invariants
 from kvterrace.tiers.directory import StoreDirectory
 from kvterrace.tiers.memory import Arena
 from kvterrace.tiers.segments import RecoveredSegment, footer_room_nbytes
@@ -296,7 +295,6 @@ def lock(folder: str, blocks: int) -> list[Row]:
     rows += rows_of("reclaim.choose, all of one age", *timed(lambda: reclaim.choose(ledger, now_s + 9.0), 20))
     one = chain_of(LARGE, entries, 0, 10)
     rows += rows_of("touch of 10 blocks", *timed(lambda: ledger.touch(one, 10, now_s), 1000))
-    check_invariants(store)
     os._exit(show(rows))
 
 

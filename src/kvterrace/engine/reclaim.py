@@ -7,8 +7,8 @@ Pure decisions over a ledger, as the ledger's own: no I/O, no clock.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from itertools import islice
+from collections.abc import Callable, Iterator
+from itertools import islice, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,8 @@ CARRY_SHARE = 0.25
 _KEPT_SHARE = 0.5
 #: Segments count as about as old within one of these steps to the doubling of an age: 4 %.
 _AGE_STEPS = 16
-#: Segments of about one age that are compared by what is lost with them: the oldest of them.
+#: Segments of about one age that are compared by what is lost with them, from both ends of these by number: shared
+#: prefixes are mostly in the first, ends of long chains in the last.
 _TRIED = 16
 #: Runs below a segment's blocks that are looked at for that, at most. What has more below it is worth at least these.
 _MOST_BELOW = 500
@@ -40,10 +41,10 @@ def choose(
 ) -> tuple[Segment, Ids] | None:
     """The sealed segment that is worth least, and its blocks that are worth carrying over; None if all are in use.
 
-    The oldest goes first, by the mean age of what lives in it, and the sooner the less of it lives. Of the oldest
-    segments that are about as old (`_TRIED` at most), the one goes with which least is lost: its blocks, and all that
-    hangs on them, wherever that lies. So of one long chain the end goes before the beginning, which would take all the
-    rest along. Active KV comes last.
+    The oldest goes first, by the mean age of what lives in it, and the sooner the less of it lives. Of segments about
+    as old (`_TRIED` of them at most), the one goes with which least is lost: its blocks, and all that hangs on them,
+    wherever that lies. So of one long chain the end goes before the beginning, which would take all the rest along.
+    Active KV comes last.
 
     Carried over is what was used more recently than the average block of the tier, the youngest first, into DRAM; what
     is there already counts, too. What hangs on a block was never used later than the block itself, so a prefix of
@@ -70,19 +71,21 @@ def choose(
     active = pinned > 0
     stakes = _Stakes(ledger, now_s)
     equals: list[Segment] = []
-    first = (False, 0.0)
-    for at in np.lexsort((numbers, -age_s, youth, active)).tolist():
-        if stays[at]:
-            continue
-        kind = bool(active[at]), float(youth[at])
-        if equals and (kind != first or len(equals) == _TRIED):
+    order = np.lexsort((numbers, youth, active))
+    order = order[~stays[order]]
+    kinds = np.stack([active[order], youth[order]])
+    starts = np.flatnonzero(np.append(True, (kinds[:, 1:] != kinds[:, :-1]).any(axis=0)))[: len(order)].tolist()
+    for start, stop in pairwise([*starts, len(order)]):
+        for number in _from_both_ends(numbers[order[start:stop]]):
+            segment = space.segments[number]
+            if segment.readers or _is_mostly_tombstones(ledger, segment) or (only is not None and not only(segment)):
+                continue
+            equals.append(segment)
+            if len(equals) == _TRIED:
+                break
+        if equals:
             break
-        segment = space.segments[int(numbers[at])]
-        if segment.readers or _is_mostly_tombstones(ledger, segment) or (only is not None and not only(segment)):
-            continue
-        equals.append(segment)
-        first = kind
-    if not equals:
+    else:
         return None
     chosen = equals[0]
     if len(equals) > 1:
@@ -91,6 +94,12 @@ def choose(
     average_s = now_s - int(columns.used_us[rows].sum()) / 1e6 / max(int(blocks.sum()), 1)
     warm = ids[(now_s - used_s[table.run[ids]] < average_s) | (table.pins[ids] > 0)]
     return chosen, _survivors(ledger, chosen, warm)
+
+
+def _from_both_ends(numbers: npt.NDArray[np.int64]) -> Iterator[int]:
+    """All of `numbers`, the first, the last, the second, ..."""
+    for at in range(len(numbers)):
+        yield int(numbers[at // 2 if at % 2 == 0 else -1 - at // 2])
 
 
 def _counts(found: Ids, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -150,6 +150,7 @@ def _check_ssd(ledger: Ledger) -> None:
         blocks[number] += 1
         used_us[number] += math.floor(float(ledger.tree.used_s[table.run[block]]) * 1e6)
         ends.setdefault(number, []).append((offset, offset + nbytes))
+    by_state = {state: {segment.number for segment in space.in_state(state)} for state in SegmentState}
     for number, segment in space.segments.items():
         assert segment.live_nbytes == live[number], f"{segment!r}: {live[number]} B are live"
         assert segment.writers >= 0
@@ -169,10 +170,10 @@ def _check_ssd(ledger: Ledger) -> None:
             "live_blocks": blocks[number],
             "used_us": used_us[number],
         }, f"{segment!r}: {row}, but {blocks[number]} blocks, used at {used_us[number]}"
-        assert segment in space.in_state(segment.state), f"{segment!r} is not among those in its state"
+        assert number in by_state[segment.state], f"{segment!r} is not among those in its state"
     assert list(space.segments) == sorted(space.segments), "segments are not in rising order"
-    states = [len(space.in_state(state)) for state in SegmentState]
-    assert sum(states) == len(space.segments), f"{len(space.segments)} segments, by state {states}"
+    listed = sum(map(len, by_state.values()))
+    assert listed == len(space.segments), f"{len(space.segments)} segments, {listed} by state"
     files = sum(segment.file_nbytes for segment in space.segments.values())
     assert space.file_nbytes == files + space.other_nbytes, f"{files} B in segments, counted {space.file_nbytes} B"
     assert space.live_nbytes == live.total(), f"{live.total()} B are live, counted {space.live_nbytes} B"
