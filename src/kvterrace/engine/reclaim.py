@@ -64,10 +64,10 @@ def choose(
     age_s *= columns.file_nbytes[rows] / np.maximum(columns.live_nbytes[rows], 1)
     age_s[blocks == 0] = np.inf
     youth = -np.round(_AGE_STEPS * np.log2(age_s + 1e-9))
-    in_use = table.segment[np.flatnonzero(table.users)]
+    at_rest = _counts(table.segment[np.flatnonzero(table.users)], numbers) == 0
     pinned = _counts(table.segment[np.flatnonzero(table.pins)], numbers)
     mostly_active = pinned * columns.live_nbytes[rows] > _KEPT_SHARE * columns.file_nbytes[rows] * live
-    stays = mostly_active | (_counts(in_use, numbers) > 0)
+    stays = mostly_active | ~at_rest
     active = pinned > 0
     stakes = _Stakes(ledger, now_s)
     equals: list[Segment] = []
@@ -91,7 +91,8 @@ def choose(
     if len(equals) > 1:
         chosen = min(equals, key=lambda one: (stakes.of(one), one.number))
     ids, used_s = chosen.live_ids(table), ledger.tree.used_s
-    average_s = now_s - int(columns.used_us[rows].sum()) / 1e6 / max(int(blocks.sum()), 1)
+    # of what could be chosen: what is in use at this moment says nothing about the rest
+    average_s = now_s - int(columns.used_us[rows[at_rest]].sum()) / 1e6 / max(int(blocks[at_rest].sum()), 1)
     warm = ids[(now_s - used_s[table.run[ids]] < average_s) | (table.pins[ids] > 0)]
     return chosen, _survivors(ledger, chosen, warm)
 
