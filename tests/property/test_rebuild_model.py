@@ -212,3 +212,12 @@ def test_namespaces_keep_their_sizes() -> None:
     assert sizes == {SMALL.digest: SMALL_NBYTES, LARGE.digest: LARGE_NBYTES}
     assert core.ledger.space is not None
     assert core.ledger.space.live_nbytes == SMALL_NBYTES + LARGE_NBYTES
+
+
+def test_a_block_does_not_hang_on_one_of_another_namespace() -> None:
+    space = SegmentSpace(1 << 30, 1 << 20, footer_room_nbytes)
+    core = Core(Ledger(4096, space), _ARENA, _DEVICE, None, _CLOCK)
+    contents = contents_of(1, [Block(0, (1,), 0, 1), Block(1, (1, 1), 0, 2)])
+    contents.entries["parent"][1] = np.void(key_of(0, (1,)))
+    assert rebuild(core, [RecoveredSegment(1, contents.file_nbytes, contents)], 100.0) == 1
+    check_ledger(core.ledger)
