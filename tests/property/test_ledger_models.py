@@ -71,10 +71,10 @@ class TreeMachine(RuleBasedStateMachine):
         path = data.draw(st.sampled_from(sorted(self.blocks)))
         run, place = self.run_of(path)
         if place:
-            children = set(run.children or ())
+            children = set(run.children)
             tail = self.tree.split(run, place)
-            assert tail.parent is run and run.children == {tail}
-            assert set(tail.children or ()) == children
+            assert tail.parent is run and set(run.children) == {tail}
+            assert set(tail.children) == children
             assert len(run) == place
 
     @precondition(lambda self: self.blocks)

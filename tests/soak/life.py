@@ -230,8 +230,9 @@ class Life:
 
     def _state(self) -> str:
         """What a store that does not recover is doing."""
-        stats, space, writer = self.store.stats(), self.store._core.ledger.space, self.store._mover.writer
-        assert space is not None and writer is not None
+        stats, space = self.store.stats(), self.store._core.ledger.space
+        assert space is not None
+        (writer,) = self.store._mover.writers
         states = Counter(segment.state.value for segment in space.segments.values())
         return (
             f"{stats}; segments {dict(states)}, {space.file_nbytes} of {space.cap_nbytes} B, open {space.open}; "

@@ -358,6 +358,44 @@ def test_of_one_chain_the_end_is_reclaimed_before_the_beginning() -> None:
     assert ledger.dropped_blocks == 4
 
 
+def test_of_many_segments_of_one_age_the_end_of_the_chain_goes() -> None:
+    """More than are compared one by one."""
+    ledger = make(dram_blocks=8, segments=40)
+    chain = chain_of(SMALL, [0] * 120)
+    segments = [sealed(ledger, chain[:stop], 0.0, stop - 4) for stop in range(4, 124, 4)]
+    found = reclaim.choose(ledger, 10.0)
+    assert found is not None and found[0] is segments[-1]
+
+
+def test_what_hangs_on_a_segment_is_lost_with_it_wherever_it_lies() -> None:
+    ledger = make(dram_blocks=8, segments=8)
+    root = chain_of(SMALL, [7] * 4)
+    sealed(ledger, root, 0.0)
+    lone = sealed(ledger, chain_of(SMALL, [8] * 4), 0.0)
+    for branch in (1, 2):
+        sealed(ledger, chain_of(SMALL, [7] * 4 + [branch] * 4), 0.0, 4)
+    ledger.touch(root, 4, 0.0)
+    found = reclaim.choose(ledger, 10.0, only=lambda one: one.number <= 2)
+    assert found is not None and found[0] is lone, "4 blocks against 4 and the 8 that hang on them"
+    ledger.hold(ledger.find(chain_of(SMALL, [8] * 4))[:1])
+    found = reclaim.choose(ledger, 10.0, only=lambda one: one.number <= 2)
+    assert found is not None and found[0].number == 1, "what is in use stays"
+
+
+def test_a_segment_with_nothing_live_goes_first_and_the_least_live_before_others_as_old() -> None:
+    ledger = make(dram_blocks=8, segments=8)
+    one, two, three = (sealed(ledger, chain_of(SMALL, [n] * 4), 0.0) for n in (1, 2, 3))
+    ledger.forget(int(ledger.find(chain_of(SMALL, [2] * 4))[1]))
+    found = reclaim.choose(ledger, 10.0)
+    assert found is not None and found[0] is two, "a quarter of it lives: it counts as four times as old"
+    ledger.forget(int(ledger.find(chain_of(SMALL, [3] * 4))[0]))
+    found = reclaim.choose(ledger, 10.0)
+    assert found is not None and found[0] is three
+    assert reclaim.choose(ledger, 10.0, only=lambda segment: segment.number > 3) is None
+    check_ledger(ledger)
+    assert one.live_nbytes == 4 * RECORD
+
+
 def test_giving_up_the_beginning_drops_the_rest() -> None:
     ledger = make(dram_blocks=8, segments=4)
     chain = chain_of(SMALL, [0] * 8)

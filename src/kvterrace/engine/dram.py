@@ -32,52 +32,85 @@ class DramSpace:
         self.allocator = ExtentAllocator(nbytes)
         self._table = table
         self._tree = tree
-        self._resident: dict[int, int] = {}  # run number -> blocks of it that have a slot
+        self._resident: npt.NDArray[np.int32] = np.zeros(0, np.int32)  # by run number: its blocks that have a slot
+        #: Bytes of the slots that are READY.
+        self.ready_nbytes = 0
 
     @property
     def nbytes(self) -> int:
         """Size of the arena."""
         return self.allocator.nbytes
 
+    def resident(self, run: int) -> int:
+        """How many blocks of a run have a slot."""
+        return int(self._resident[run]) if run < len(self._resident) else 0
+
     def take(self, ids: Ids, offsets: list[int], state: DramState) -> None:
-        """Blocks `ids` have the extents at `offsets` as their slots."""
+        """Blocks `ids` have the extents at `offsets` as their slots, to be filled."""
         table = self._table
         assert not table.state[ids].any(), "a block has one slot"
+        assert state is not DramState.READY, "a slot is filled before it is ready"
         table.slot[ids] = np.array(offsets, np.int64) // PAGE_NBYTES
         table.state[ids] = state
-        for run in table.run[ids].tolist():
-            count = self._resident.get(run, 0)
-            self._resident[run] = count + 1
-            if not count:
+        self._fit()
+        for run, count in zip(*self._runs_of(ids), strict=True):
+            if not self._resident[run]:
                 self.policy.insert(run)
+            self._resident[run] += count
+
+    def ready(self, block: int) -> None:
+        """The slot of `block` holds the block now."""
+        self._table.state[block] = DramState.READY
+        self.ready_nbytes += self.allocator.size_of(self.offset(block))
 
     def free(self, block: int) -> None:
         """Give the slot of `block` back. Nobody may be reading or filling it any more."""
+        self.free_all(np.array([block], np.int32))
+
+    def free_all(self, ids: Ids) -> None:
+        """As `free`, for many blocks."""
         table = self._table
-        assert table.slot[block] != NOWHERE, "a slot was freed twice"
-        self.allocator.free(int(table.slot[block]) * PAGE_NBYTES)
-        table.slot[block] = NOWHERE
-        table.state[block] = DramState.EMPTY
-        run = int(table.run[block])
-        self._resident[run] -= 1
-        if not self._resident[run]:
-            del self._resident[run]
-            self.policy.remove(run)
+        slots = table.slot[ids]
+        assert (slots != NOWHERE).all(), "a slot was freed twice"
+        ready = (table.state[ids] == DramState.READY).tolist()
+        for slot, counted in zip(slots.tolist(), ready, strict=True):
+            if counted:
+                self.ready_nbytes -= self.allocator.size_of(slot * PAGE_NBYTES)
+            self.allocator.free(slot * PAGE_NBYTES)
+        table.slot[ids] = NOWHERE
+        table.state[ids] = DramState.EMPTY
+        for run, count in zip(*self._runs_of(ids), strict=True):
+            self._resident[run] -= count
+            if not self._resident[run]:
+                self.policy.remove(run)
+
+    def _runs_of(self, ids: Ids) -> tuple[list[int], list[int]]:
+        """Numbers of the runs of these blocks in the order they come in, and how many blocks each has of these."""
+        runs = self._table.run[ids]
+        if len(runs) == 1 or (len(runs) and (runs == runs[0]).all()):
+            return [int(runs[0])], [len(runs)]
+        numbers, firsts, counts = np.unique(runs, return_index=True, return_counts=True)
+        order = np.argsort(firsts)
+        return numbers[order].tolist(), counts[order].tolist()
 
     def split(self, head: Run, tail: Run) -> None:
         """Tell the policy that `tail` was cut off `head`."""
-        if head.number not in self._resident:
+        before = self.resident(head.number)
+        if not before:
             return
         in_tail = int(np.count_nonzero(self._table.slot[tail.ids] != NOWHERE))
-        in_head = self._resident[head.number] - in_tail
         if in_tail:
+            self._fit()
             self._resident[tail.number] = in_tail
             self.policy.split(head.number, tail.number)
-        if in_head:
-            self._resident[head.number] = in_head
-        else:
-            del self._resident[head.number]
+        self._resident[head.number] = before - in_tail
+        if before == in_tail:
             self.policy.remove(head.number)
+
+    def _fit(self) -> None:
+        more = self._tree.numbers - len(self._resident)
+        if more > 0:
+            self._resident = np.concatenate([self._resident, np.zeros(more + len(self._resident) // 4, np.int32)])
 
     def offset(self, block: int) -> int:
         """Byte offset of the slot of `block` in the arena."""
@@ -95,6 +128,8 @@ class DramSpace:
         for tried, number in enumerate(self.policy.order()):
             if tried == _RUNS_TRIED:
                 promising = self._with_victims(droppable=droppable)
+                if not promising:
+                    break
             if promising is not None and number not in promising:
                 continue
             run = self._tree.run(number)
@@ -109,7 +144,7 @@ class DramSpace:
                 break
         return np.concatenate(chosen) if chosen else np.zeros(0, np.int32)
 
-    def _may_go(self, ids: Ids | slice, *, droppable: bool, kept: bool) -> npt.NDArray[np.bool_]:
+    def _may_go(self, ids: Ids, *, droppable: bool, kept: bool) -> npt.NDArray[np.bool_]:
         table = self._table
         goes: npt.NDArray[np.bool_] = (table.state[ids] == DramState.READY) & ~table.writing[ids]
         goes &= (table.users[ids] == 0) & (table.pins[ids] == 0)
@@ -121,5 +156,6 @@ class DramSpace:
 
     def _with_victims(self, *, droppable: bool) -> set[int]:
         """Runs that have a block to give up: one pass over the table, where many runs have none."""
-        runs = self._table.run[self._may_go(slice(None), droppable=droppable, kept=False)]
+        ready: Ids = np.flatnonzero(self._table.state == DramState.READY).astype(np.int32)
+        runs = self._table.run[ready[self._may_go(ready, droppable=droppable, kept=False)]]
         return set(np.unique(runs).tolist())

@@ -58,7 +58,8 @@ class ExtentAllocator:
         """Take `nbytes` (over 0, rounded up to `align`). Returns the offset; None if no free extent is long enough."""
         if nbytes <= 0:
             raise AssertionError(f"an extent of {nbytes} B makes no sense")
-        need = -(-nbytes // self._align) * self._align
+        # the caller's own number where it fits: one object for all slots of a size
+        need = -(-nbytes // self._align) * self._align if nbytes % self._align else nbytes
         at = bisect_left(self._sizes, need)
         if at == len(self._sizes):
             return None

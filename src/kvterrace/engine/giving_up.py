@@ -11,7 +11,7 @@ from kvterrace.engine.blocks import NOWHERE, BlockTable, DramState, Ids
 from kvterrace.engine.dirty import DirtyRuns
 from kvterrace.engine.dram import DramSpace
 from kvterrace.engine.tree import Run, RunTree
-from kvterrace.keys import KeyChain
+from kvterrace.keys import KEY_NBYTES, KeyChain
 
 __all__ = ["GivingUp"]
 
@@ -28,13 +28,13 @@ class GivingUp:
         slot_nbytes: dict[int, int],
         *,
         scored_s: dict[int, float],
-        lose: Callable[[int], None],
+        lose: Callable[[Ids, int], None],
     ) -> None:
         """
         Args:
             slot_nbytes: size of a slot by namespace.
             scored_s: has no entry for a run that is forgotten.
-            lose: gives up the copy below of a block.
+            lose: gives up the copies below of blocks with records of that many bytes.
         """
         self._table = table
         self._tree = tree
@@ -60,8 +60,9 @@ class GivingUp:
         table = self._table
         if self.doomed and block in self.doomed and not table.pins[block] and not table.users[block]:
             self.doomed.discard(block)
-            self._drop_copies(block)
-            self._dirty.settle(self._run_of(block))
+            run = self._run_of(block)
+            self._drop_copies(np.array([block], np.int32), self._slot_nbytes[run.namespace])
+            self._dirty.settle(run)
         if table.slot[block] == NOWHERE and table.segment[block] == NOWHERE:
             self._prune(self._run_of(block))
 
@@ -79,7 +80,8 @@ class GivingUp:
             if at + count > start:
                 cut = max(0, start - at)
                 ids = np.concatenate([run.ids[cut:], *(child.ids for child in self._tree.below(run))])
-                keys = [bytes(self._table.key[block]) for block in ids.tolist()]
+                data = self._table.key[ids].tobytes()
+                keys = [data[at : at + KEY_NBYTES] for at in range(0, len(data), KEY_NBYTES)]
                 self.doomed.update(ids[(self._table.users[ids] > 0) | (self._table.pins[ids] > 0)].tolist())
                 self._forget(run, cut, dropping=False)
                 break
@@ -98,54 +100,57 @@ class GivingUp:
         lost = [run.ids[at:][::-1], *(child.ids[::-1] for child in below)]
         for ids in lost:
             free = (self._table.users[ids] == 0) & (self._table.pins[ids] == 0)
-            for block in ids[free].tolist():
-                self.dropped_blocks += self._drop_copies(block) and dropping
+            dropped = self._drop_copies(ids[free], self._slot_nbytes[run.namespace])
+            self.dropped_blocks += dropped if dropping else 0
         for one in (run, *below):
             self._dirty.settle(one)
         for child in reversed(below):
             self._prune(child)
         self._prune(run)
 
-    def _drop_copies(self, block: int) -> bool:
-        """Give up every copy of a block; whether there was one."""
+    def _drop_copies(self, ids: Ids, record_nbytes: int) -> int:
+        """Give up every copy of blocks of one namespace; of how many there was one."""
         table = self._table
-        had = bool(table.slot[block] != NOWHERE or table.segment[block] != NOWHERE)
-        dirty = table.state[block] == DramState.READY and table.segment[block] == NOWHERE
-        if dirty and not table.spent[block]:
-            self._dirty.nbytes -= self._slot_nbytes[self._run_of(block).namespace]
-        if table.segment[block] != NOWHERE:
-            self._lose(block)
-        if table.slot[block] != NOWHERE:
-            self._dram.free(block)
-        table.spent[block] = False
-        return had
+        slot, below = table.slot[ids] != NOWHERE, table.segment[ids] != NOWHERE
+        dirty = (table.state[ids] == DramState.READY) & ~below & ~table.spent[ids]
+        self._dirty.nbytes -= record_nbytes * int(np.count_nonzero(dirty))
+        if below.any():
+            self._lose(ids[below], record_nbytes)
+        if slot.any():
+            self._dram.free_all(ids[slot])
+        table.spent[ids] = False
+        return int(np.count_nonzero(slot | below))
 
     def _prune(self, run: Run) -> None:
         """Forget blocks without a copy at the end of `run`, and of what it hangs on, where nothing hangs on them."""
-        table = self._table
         at: Run | None = run
         while at is not None and len(at) and not at.children:
-            ids = at.ids[::-1]
-            kept = (
-                (table.slot[ids] != NOWHERE)
-                | (table.segment[ids] != NOWHERE)
-                | (table.users[ids] > 0)
-                | (table.pins[ids] > 0)
-            )
-            gone = len(ids) if not kept.any() else int(np.argmax(kept))
+            gone = self._loose(at.ids)
             if not gone:
                 return
-            parent, whole = at.parent, gone == len(ids)
+            parent, whole = at.parent, gone == len(at)
             if whole:
                 self._dirty.since_s.pop(at.number, None)
                 self._scored_s.pop(at.number, None)
-            freed = self._tree.trim(at, len(ids) - gone)
+            freed = self._tree.trim(at, len(at) - gone)
             self.doomed.difference_update(freed.tolist())
             self._table.release(freed)
             if not whole:
                 self._dirty.settle(at)
                 return
             at = parent
+
+    def _loose(self, ids: Ids) -> int:
+        """How many of `ids`, from the last on, have no copy and are in nobody's use. Looks at few more than these."""
+        table, gone, width = self._table, 0, 16
+        while gone < len(ids):
+            some = ids[max(0, len(ids) - gone - width) : len(ids) - gone]
+            kept = (table.slot[some] != NOWHERE) | (table.segment[some] != NOWHERE)
+            kept |= (table.users[some] > 0) | (table.pins[some] > 0)
+            if kept.any():
+                return gone + int(np.argmax(kept[::-1]))
+            gone, width = gone + len(some), 4 * width
+        return gone
 
     def _run_of(self, block: int) -> Run:
         return self._tree.run(int(self._table.run[block]))

@@ -6,7 +6,7 @@ anything. Production, replay and simulation drive the same ledger. Not thread-sa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ from kvterrace.engine.dirty import DirtyRuns, WriteBatch, WritePolicy
 from kvterrace.engine.dram import DramSpace
 from kvterrace.engine.giving_up import GivingUp
 from kvterrace.engine.room import DramRoom
-from kvterrace.engine.space import SegmentSpace, volume_of
+from kvterrace.engine.space import SegmentSpace, volume_of, volumes_of
 from kvterrace.engine.tree import Run, RunTree
 from kvterrace.format.record import PAGE_NBYTES
 from kvterrace.keys import KEY_NBYTES, KeyChain
@@ -78,7 +78,7 @@ class Ledger:
             self.dirty,
             self._slot_nbytes,
             scored_s=self._scored_s,
-            lose=self._lose,
+            lose=self._lose_all,
         )
         self._room = DramRoom(
             self.table,
@@ -120,7 +120,8 @@ class Ledger:
             return np.zeros(0, np.int32)
         if len(steps) == 1:
             return steps[0][0].ids[: steps[0][1]]
-        return np.concatenate([run.ids if count == len(run) else run.ids[:count] for run, count in steps])
+        last, count = steps[-1]  # of all before it, the chain shares the whole run
+        return np.concatenate([*(run.ids for run, _ in steps[:-1]), last.ids[:count]])
 
     def on_ladder(self, ids: Ids) -> npt.NDArray[np.bool_]:
         """For each block, whether it has a copy, or one on its way into DRAM, and was not invalidated."""
@@ -166,7 +167,12 @@ class Ledger:
         run, count = steps[-1]
         if count < len(run):
             self._split(run, count)
-        self.tree.used_s[[run.number for run, _ in steps]] = now_s
+        used_s = self.tree.used_s
+        if self.spaces:
+            ids = run.ids if len(steps) == 1 else np.concatenate([run.ids for run, _ in steps])
+            for space, some in self._by_space(ids):
+                space.touch(self.table, some, used_s[self.table.run[some]], now_s)
+        used_s[[run.number for run, _ in steps]] = now_s
         self.dram.policy.touch(run.number for run, _ in reversed(steps))
 
     def add_scores(self, chain: KeyChain, scores: np.ndarray, now_s: float) -> None:
@@ -295,7 +301,7 @@ class Ledger:
 
     def filled(self, block: int, now_s: float) -> None:
         """A put has filled the slot: the block is ready, and has no copy below."""
-        self.table.state[block] = DramState.READY
+        self.dram.ready(block)
         self.dirty.add(block, now_s)
 
     def undo(self, block: int) -> None:
@@ -307,7 +313,7 @@ class Ledger:
         """A read has filled the slot with verified bytes: a second copy, free to be given up again. Or the only one, if
         the one below was lost meanwhile (another read found it wrong): then it is to be written.
         """
-        self.table.state[block] = DramState.READY
+        self.dram.ready(block)
         if self.table.segment[block] == NOWHERE:
             self.dirty.add(block, float(self.tree.used_s[self.table.run[block]]))
 
@@ -331,8 +337,26 @@ class Ledger:
         self.table.spent[block] = self.table.state[block] == DramState.READY
 
     def _lose(self, block: int) -> None:
-        space = self.space_of(int(self.table.segment[block]))
-        space.lose(self.table, block, self._slot_nbytes[self.run_of(block).namespace])
+        ids = np.array([block], np.int32)
+        self._lose_all(ids, self._slot_nbytes[self.run_of(block).namespace])
+
+    def _lose_all(self, ids: Ids, record_nbytes: int) -> None:
+        for space, some in self._by_space(ids):
+            space.lose(self.table, some, record_nbytes, self.tree.used_s[self.table.run[some]])
+
+    def _by_space(self, ids: Ids) -> Iterator[tuple[SegmentSpace, Ids]]:
+        """The blocks of `ids` that have a copy below, by the volume that it is on."""
+        numbers = self.table.segment[ids]
+        here = numbers != NOWHERE
+        if not here.all():
+            ids, numbers = ids[here], numbers[here]
+        if len(self.spaces) == 1:
+            if len(ids):
+                yield self.spaces[0], ids
+            return
+        volumes = volumes_of(numbers)
+        for volume in np.unique(volumes).tolist():
+            yield self.spaces[volume], ids[volumes == volume]
 
     # -- writing behind ------------------------------------------------------------------------------------------------
 
@@ -366,16 +390,13 @@ class Ledger:
 
     def written(self, batch: WriteBatch) -> None:
         """A write has ended well: the copies count from now on."""
-        page = batch.offset // PAGE_NBYTES
-        for block in batch.ids.tolist():
-            run = self.run_of(block)
-            nbytes = self._slot_nbytes[run.namespace]
-            self.table.segment[block] = batch.segment.number
-            self.table.page[block] = page
-            page += nbytes // PAGE_NBYTES
-            batch.segment.live_nbytes += nbytes
-            self.dirty.nbytes -= nbytes
-        batch.segment.note(batch.ids)
+        ids, table = batch.ids, self.table
+        numbers, which = np.unique(table.run[ids], return_inverse=True)
+        sizes = np.array([self._slot_nbytes[self.tree.run(number).namespace] for number in numbers.tolist()])[which]
+        space = self.space_of(batch.segment.number)
+        space.gain(table, batch.segment, ids, int(sizes.sum()), self.tree.used_s[table.run[ids]])
+        table.page[ids] = (batch.offset + np.cumsum(sizes) - sizes) // PAGE_NBYTES
+        self.dirty.nbytes -= int(sizes.sum())
         self._end_write(batch)
 
     def write_failed(self, batch: WriteBatch) -> None:

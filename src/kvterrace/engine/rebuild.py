@@ -7,11 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from kvterrace.engine.blocks import Ids
 from kvterrace.engine.core import UNSIZED, Core, NamespaceEntry
 from kvterrace.engine.ledger import Geometry
 from kvterrace.engine.space import Segment, SegmentState
-from kvterrace.engine.tree import Run
 from kvterrace.format.record import PAGE_NBYTES, RecordKind, part_table
 from kvterrace.format.recovery import LiveEntries, SegmentContents, live_entries
 from kvterrace.format.recovery import SegmentState as ScanState
@@ -22,21 +20,24 @@ __all__ = ["rebuild"]
 #: Age given to a recovered block for each put since: only the order counts.
 _AGE_STEP_S = 1e-3
 
+Rows = npt.NDArray[np.int64]
+
 
 def rebuild(core: Core, found: Sequence[RecoveredSegment], now_s: float) -> int:
-    """Enter segments and their live blocks into the ledger; returns how many blocks it now knows.
+    """Enter segments, in rising order, and their live blocks into the ledger; returns how many blocks it now knows.
 
     A block whose prefix is not whole is left out: it could never be matched. Its bytes are reclaimed with its segment.
+    About 2 us for each block, and 2 us for each run.
     """
     ledger = core.ledger
     contents: list[SegmentContents] = []
-    numbers: list[int] = []
+    segments: list[Segment] = []
     newest = 0
     for one in found:
-        segment = Segment(one.number, SegmentState.SEALED, one.file_nbytes)
+        segment = ledger.space_of(one.number).adopt(one.number, SegmentState.SEALED, one.file_nbytes)
         if isinstance(one.contents, SegmentContents):
             contents.append(one.contents)
-            numbers.append(one.number)
+            segments.append(segment)
             segment.used_nbytes = one.contents.data_end
             segment.records = len(one.contents.entries)
             if one.contents.state is ScanState.SCANNED and one.readable:
@@ -44,33 +45,46 @@ def rebuild(core: Core, found: Sequence[RecoveredSegment], now_s: float) -> int:
             for rows in (one.contents.entries, one.contents.tombstones):
                 if len(rows):
                     newest = max(newest, int(rows["put_seq"].max()))
-            segment.tombstones = _tombstones(one.contents)
+            if len(one.contents.tombstones):
+                segment.tombstones = _tombstones(one.contents)
         elif one.contents is None:
             segment.state = SegmentState.STUCK
-        ledger.space_of(one.number).adopt(segment)
     ledger.next_put_seq = newest + 1
     live = live_entries(contents)
     _enter_namespaces(core, live)
     if not len(live.entries):
         return 0
-    ids = ledger.table.allocate(len(live.entries))
+    rows, starts, above = _runs(live.entries)
+    if not len(rows):
+        return 0
+    entries = live.entries
     table = ledger.table
-    table.key[ids] = live.entries["key"].copy().view(np.uint8).reshape(-1, 32)
-    table.put_seq[ids] = live.entries["put_seq"]
-    order = _Chains(live.entries)
-    used = order.plant(core, live, ids, now_s, newest)
-    segments = np.array(numbers, np.int32)[live.segments]
-    table.segment[ids[used]] = segments[used]
-    table.page[ids[used]] = live.entries["offset"][used] // PAGE_NBYTES
-    for number in np.unique(segments[used]).tolist():
-        mine = used[segments[used] == number]
-        segment = ledger.space_of(number).segments[number]
-        segment.note(ids[mine])
-        segment.live_nbytes = int(live.entries["record_nbytes"][mine].sum())
-    left = np.ones(len(ids), bool)
-    left[used] = False
-    table.release(ids[left])
-    return len(used)
+    ids = table.allocate(len(rows))
+    table.key[ids] = _words(entries["key"])[rows].view(np.uint8)
+    table.put_seq[ids] = entries["put_seq"][rows]
+    heads = rows[starts]
+    age_s = (newest - _youngest(entries["put_seq"][rows], starts, above)) * _AGE_STEP_S
+    numbers = np.array([core.numbers[digest] for digest in live.namespaces])
+    ledger.tree.plant(
+        ids,
+        starts,
+        parents=above.tolist(),
+        namespaces=numbers[entries["namespace"][heads]].tolist(),
+        sequences=_shared(entries["sequence"][heads].tobytes()),
+        depths=entries["depth"][heads].tolist(),
+        used_s=np.asarray(now_s - age_s, np.float64),
+    )
+    table.page[ids] = entries["offset"][rows] // PAGE_NBYTES
+    used_s = ledger.tree.used_s[table.run[ids]]
+    sizes = entries["record_nbytes"][rows].astype(np.int64)
+    where = live.segments[rows]
+    by_segment = np.argsort(where, kind="stable")
+    cuts = np.searchsorted(where[by_segment], np.arange(len(segments) + 1))
+    for segment, start, stop in zip(segments, cuts[:-1].tolist(), cuts[1:].tolist(), strict=True):
+        mine = by_segment[start:stop]
+        if len(mine):
+            ledger.space_of(segment.number).gain(table, segment, ids[mine], int(sizes[mine].sum()), used_s[mine])
+    return len(rows)
 
 
 def _tombstones(contents: SegmentContents) -> list[tuple[bytes, bytes, int]]:
@@ -87,10 +101,11 @@ def _enter_namespaces(core: Core, live: LiveEntries) -> None:
     """Enter every namespace with the sizes of its records; the layout itself comes with the first chain that names
     it.
     """
+    present, firsts = np.unique(live.entries["namespace"], return_index=True)
+    first = dict(zip(present.tolist(), firsts.tolist(), strict=True))
     for number, digest in enumerate(live.namespaces):
-        rows = live.entries[live.entries["namespace"] == number]
-        if len(rows):
-            row = rows[0]
+        if number in first:
+            row = live.entries[first[number]]
             geometry = Geometry(int(row["header_nbytes"]), int(row["payload_nbytes"]))
             entry = NamespaceEntry(digest, int(row["epoch"]), geometry, part_table((geometry.payload_nbytes,)), None)
         else:
@@ -98,82 +113,88 @@ def _enter_namespaces(core: Core, live: LiveEntries) -> None:
         core.enter_namespace(entry)
 
 
-class _Chains:
-    """Who hangs on whom among recovered entries, by row."""
+def _runs(entries: npt.NDArray[np.void]) -> tuple[Rows, Rows, Rows]:
+    """The runs that entries make: rows whose prefix is whole, run by run and in chain order; where in these each run
+    starts; and which run it hangs on (-1: none), always one before it.
+    """
+    count = len(entries)
+    parent = _parents(entries)
+    rows = np.arange(count)
+    first = _last_of(np.where(parent >= 0, parent, rows))  # of the chain, as far as it is known
+    whole = entries["depth"][first] == 0
+    # a row goes on the run of its parent if it is the only child and of the same sequence
+    linked = np.flatnonzero(whole & (parent >= 0))
+    children = np.bincount(parent[linked], minlength=count)
+    sequence = np.ascontiguousarray(entries["sequence"]).view(np.uint64).reshape(-1, 2)
+    up = parent[linked]
+    goes_on = (children[up] == 1) & (sequence[linked] == sequence[up]).all(axis=1)
+    follows = rows.copy()
+    follows[linked[goes_on]] = up[goes_on]
+    head = _last_of(follows)
+    # runs by the depth of their heads: what a run hangs on comes before it
+    depth = entries["depth"].astype(np.int64)
+    used = np.flatnonzero(whole)
+    used = used[np.lexsort((depth[used], head[used], depth[head[used]]))]
+    starts = np.flatnonzero(head[used] == used)
+    number = np.full(count, -1)
+    number[used[starts]] = np.arange(len(starts))
+    above = parent[used[starts]]
+    return used, starts, np.where(above >= 0, number[head[above]], -1)
 
-    def __init__(self, entries: npt.NDArray[np.void]) -> None:
-        self._entries = entries
-        count = len(entries)
-        keys = _words(entries["key"])
-        parents = _words(entries["parent"])
-        by_first = np.argsort(keys[:, 0], kind="stable")
+
+def _parents(entries: npt.NDArray[np.void]) -> Rows:
+    """The row that each row hangs on; -1 where that is not there, or cannot be what the row hangs on."""
+    count = len(entries)
+    keys, parents = _words(entries["key"]), _words(entries["parent"])
+    found = np.full(count, -1)
+    # mostly a block was written right behind the one that it hangs on
+    near = np.flatnonzero((parents[1:] == keys[:-1]).all(axis=1)) + 1
+    found[near] = near - 1
+    todo = np.flatnonzero((found < 0) & (entries["depth"] > 0))
+    if len(todo):
+        by_first = np.argsort(keys[:, 0])
         firsts = keys[by_first, 0]
-        parent = np.full(count, -1, np.int64)
-        at = np.searchsorted(firsts, parents[:, 0])
-        # keys are hashes: two that share their first eight bytes are next to each other; step over those that differ
-        # in the rest
-        for _ in range(8):
+        at = np.searchsorted(firsts, parents[todo, 0])
+        while len(todo):  # past keys that share their first eight bytes with the one that is sought
             inside = at < count
             row = by_first[np.minimum(at, count - 1)]
-            same = inside & (keys[row] == parents).all(axis=1) & (parent < 0)
-            parent[same] = row[same]
-            at = at + 1
-        fits = (parent >= 0) & (entries["depth"] == entries["depth"][parent] + np.uint32(1))
-        fits &= entries["namespace"] == entries["namespace"][parent]
-        self.parent = np.where(fits & (entries["depth"] > 0), parent, -1)
-        self.roots = np.flatnonzero(entries["depth"] == 0)
-        order = np.argsort(self.parent, kind="stable")
-        self._children_of = order[self.parent[order] >= 0]
-        linked = self.parent[self._children_of]
-        self._start = np.searchsorted(linked, np.arange(count), side="left")
-        self._stop = np.searchsorted(linked, np.arange(count), side="right")
+            inside &= keys[row, 0] == parents[todo, 0]
+            same = inside & (keys[row] == parents[todo]).all(axis=1)
+            found[todo[same]] = row[same]
+            again = inside & ~same
+            todo, at = todo[again], at[again] + 1
+    depth, namespace = entries["depth"], entries["namespace"]
+    fits = (found >= 0) & (depth > 0) & (depth - np.uint32(1) == depth[found]) & (namespace == namespace[found])
+    return np.where(fits, found, -1)
 
-    def plant(self, core: Core, live: LiveEntries, ids: Ids, now_s: float, newest: int) -> npt.NDArray[np.int64]:
-        """Grow the ledger's tree from the roots; returns the rows that are in it."""
-        tree = core.ledger.tree
-        sequences = live.entries["sequence"]
-        sequence_words = np.ascontiguousarray(sequences).view(np.uint64).reshape(-1, 2)
-        same_sequence = np.zeros(len(ids), bool)
-        has_parent = self.parent >= 0
-        same_sequence[has_parent] = (sequence_words[has_parent] == sequence_words[self.parent[has_parent]]).all(axis=1)
-        only_child = (self._stop - self._start) == 1
-        # a row goes on the run of its parent if it is the only child and of the same sequence
-        follows = np.full(len(ids), -1, np.int64)
-        single = np.flatnonzero(only_child)
-        child = self._children_of[self._start[single]]
-        goes_on = same_sequence[child]
-        follows[single[goes_on]] = child[goes_on]
-        follow = follows.tolist()
-        start, stop, children = self._start.tolist(), self._stop.tolist(), self._children_of.tolist()
-        age_s = (newest - live.entries["put_seq"].astype(np.float64)) * _AGE_STEP_S
-        namespaces = live.entries["namespace"].tolist()
-        depths = live.entries["depth"].tolist()
-        numbers = [core.numbers[digest] for digest in live.namespaces]
-        todo: list[tuple[int, Run | None]] = [(row, None) for row in self.roots.tolist()]
-        used: list[int] = []
-        runs: list[Run] = []
-        while todo:
-            row, parent = todo.pop()
-            rows = [row]
-            while follow[rows[-1]] >= 0:
-                rows.append(follow[rows[-1]])
-            used += rows
-            run = tree.adopt(
-                ids[rows],
-                parent=parent,
-                namespace=numbers[namespaces[row]],
-                sequence=sequences[row].tobytes(),
-                depth=depths[row],
-                now_s=now_s - float(age_s[rows].min()),
-            )
-            runs.append(run)
-            last = rows[-1]
-            todo += [(child_row, run) for child_row in children[start[last] : stop[last]]]
-        for run in reversed(runs):  # children come after their parents: who hangs on a run makes it as young as itself
-            if run.parent is not None:
-                mine, theirs = tree.used_s[run.number], tree.used_s[run.parent.number]
-                tree.used_s[run.parent.number] = max(mine, theirs)
-        return np.array(used, np.int64)
+
+def _last_of(links: Rows) -> Rows:
+    """Where each row comes to by following `links` until a row that links to itself. There must be no circle."""
+    while True:
+        further = links[links]
+        if (further == links).all():
+            return links
+        links = further
+
+
+def _youngest(put_seq: npt.NDArray[np.uint64], starts: Rows, above: Rows) -> npt.NDArray[np.int64]:
+    """For each run the highest put-sequence number in it and in all that hangs on it: who hangs on a run makes it as
+    young as itself.
+    """
+    newest: list[int] = np.maximum.reduceat(put_seq.astype(np.int64), starts).tolist()
+    parents: list[int] = above.tolist()
+    for run in range(len(newest) - 1, -1, -1):  # what a run hangs on comes before it
+        parent = parents[run]
+        if parent >= 0 and newest[run] > newest[parent]:
+            newest[parent] = newest[run]
+    return np.array(newest)
+
+
+def _shared(sequences: bytes) -> list[bytes]:
+    """Names of 16 bytes each; equal ones are one object."""
+    names: dict[bytes, bytes] = {}
+    each = (sequences[at : at + 16] for at in range(0, len(sequences), 16))
+    return [names.setdefault(name, name) for name in each]
 
 
 def _words(keys: npt.NDArray[np.void]) -> npt.NDArray[np.uint64]:

@@ -77,6 +77,8 @@ class DramRoom:
                 offsets.append(offset)
                 continue
             if not victims:
+                if not droppable and self._dram.ready_nbytes == self._dirty.nbytes:
+                    break  # all of it waits to be written
                 wanted = nbytes * (count - len(offsets))
                 victims = self._dram.victims(wanted, self._slot_nbytes, droppable=droppable, keep=keep)[::-1].tolist()
                 if not victims:

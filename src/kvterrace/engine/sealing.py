@@ -65,7 +65,7 @@ class SegmentMaker:
 
         def on_created(result: IoResult) -> None:
             if result.crash is not None:
-                del self._space.segments[segment.number]
+                self._space.remove(segment)
                 if isinstance(result.crash, FileExistsError):
                     return  # something lies there that is no segment of ours: the next number will do
                 self._pause.failed(segment, result)
@@ -145,7 +145,7 @@ class SegmentMaker:
         def on_removed(result: IoResult) -> None:
             self._removing -= 1
             if result.crash is None or isinstance(result.crash, FileNotFoundError):
-                del self._space.segments[number]
+                self._space.remove(segment)
                 return
             segment.state = SegmentState.STUCK
             _log.warning(

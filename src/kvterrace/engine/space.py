@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 
 import numpy as np
+import numpy.typing as npt
 
 from kvterrace.engine.blocks import NOWHERE, BlockTable, Ids
 from kvterrace.format.record import PAGE_NBYTES
@@ -15,11 +17,16 @@ __all__ = [
     "MOST_VOLUMES",
     "NUMBERS",
     "Segment",
+    "SegmentColumns",
     "SegmentSpace",
     "SegmentState",
     "segment_nbytes_for",
     "volume_of",
+    "volumes_of",
+    "whole_us",
 ]
+
+_ROWS = 64
 
 #: Of the 31 bits of a segment's number, the lower 24 count within its volume: 127 volumes of 16 M segments each.
 _NUMBER_BITS = 24
@@ -45,6 +52,12 @@ def volume_of(number: int) -> int:
     return number >> _NUMBER_BITS
 
 
+def volumes_of(numbers: Ids) -> Ids:
+    """As `volume_of`, of many."""
+    volumes: Ids = numbers >> _NUMBER_BITS
+    return volumes
+
+
 class SegmentState(enum.Enum):
     """A segment's life, in this order."""
 
@@ -57,11 +70,74 @@ class SegmentState(enum.Enum):
     STUCK = "stuck"
 
 
+def whole_us(seconds: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """Times in whole microseconds: sums of these are exact, in whatever order they are made."""
+    return np.floor(seconds * 1e6).astype(np.int64)
+
+
+class SegmentColumns:
+    """What is known of every segment, one row each, so that reclaim need not look at them one by one; and the sums.
+
+    Columns:
+        number: of the segment; 0 in a row that is free.
+        sealed: whether its state is SEALED.
+        file_nbytes, live_nbytes: as in `Segment`.
+        live_blocks: blocks that the index has in it.
+        used_us: sum over these blocks of when their run was last used (`whole_us` of `RunTree.used_s`).
+    """
+
+    NAMES = ("number", "sealed", "file_nbytes", "live_nbytes", "live_blocks", "used_us")
+
+    number: npt.NDArray[np.int64]
+    sealed: npt.NDArray[np.int64]
+    file_nbytes: npt.NDArray[np.int64]
+    live_nbytes: npt.NDArray[np.int64]
+    live_blocks: npt.NDArray[np.int64]
+    used_us: npt.NDArray[np.int64]
+
+    def __init__(self) -> None:
+        for name in self.NAMES:
+            setattr(self, name, np.zeros(0, np.int64))
+        self._free: list[int] = []
+        #: Sums over all rows.
+        self.files_nbytes = 0
+        self.lives_nbytes = 0
+
+    def take(self, number: int) -> int:
+        """A row for segment `number`, all else 0."""
+        if not self._free:
+            old = len(self.number)
+            new = old + max(_ROWS, old // 4)
+            for name in self.NAMES:
+                setattr(self, name, np.concatenate([getattr(self, name), np.zeros(new - old, np.int64)]))
+            self._free = list(range(new - 1, old - 1, -1))
+        row = self._free.pop()
+        self.number[row] = number
+        return row
+
+    def give_back(self, row: int) -> None:
+        """The segment of `row` is no more."""
+        self.files_nbytes -= int(self.file_nbytes[row])
+        self.lives_nbytes -= int(self.live_nbytes[row])
+        for name in self.NAMES:
+            getattr(self, name)[row] = 0
+        self._free.append(row)
+
+    def count(self, row: int, blocks: int, nbytes: int, used_us: int) -> None:
+        """`blocks` more (less, if negative) are live, of `nbytes` together and of this sum of times."""
+        self.live_blocks[row] += blocks
+        self.live_nbytes[row] += nbytes
+        self.used_us[row] += used_us
+        self.lives_nbytes += nbytes
+
+
 class Segment:
-    """One append-only file.
+    """One append-only file. Made by `SegmentSpace` only.
 
     Attributes:
         number: unique in the partition, rising within its volume. A lone volume has 31 bits for it.
+        row: its row in the columns of the space.
+        state: see `SegmentState`.
         file_nbytes: what the file takes of the capacity.
         used_nbytes: where the next record goes.
         records: records placed in it, whether or not they are still live.
@@ -73,28 +149,30 @@ class Segment:
     """
 
     __slots__ = (
+        "_file_nbytes",
         "_ids",
-        "file_nbytes",
-        "live_nbytes",
+        "_space",
+        "_state",
         "namespaces",
         "number",
         "readers",
         "records",
         "reserved_nbytes",
-        "state",
+        "row",
         "tombstones",
         "used_nbytes",
         "writers",
     )
 
-    def __init__(self, number: int, state: SegmentState, file_nbytes: int) -> None:
+    def __init__(self, space: SegmentSpace, number: int, row: int, state: SegmentState) -> None:
         self.number = number
-        self.state = state
-        self.file_nbytes = file_nbytes
+        self.row = row
+        self._space = space
+        self._state = state
+        self._file_nbytes = 0
         self.used_nbytes = PAGE_NBYTES
         self.records = 0
-        self.namespaces: set[int] = set()
-        self.live_nbytes = 0
+        self.namespaces: frozenset[int] = frozenset()
         self.writers = 0
         self.readers = 0
         self.reserved_nbytes = 0
@@ -104,15 +182,34 @@ class Segment:
     def __repr__(self) -> str:
         return f"<Segment {self.number:08x} {self.state.value}, {self.live_nbytes} of {self.file_nbytes} B live>"
 
-    def note(self, ids: Ids) -> None:
-        """Blocks `ids` have their copy here from now on."""
-        self._ids.append(ids)
+    @property
+    def state(self) -> SegmentState:
+        return self._state
+
+    @state.setter
+    def state(self, state: SegmentState) -> None:
+        self._space._enter(self, state)  # noqa: SLF001 - the two are one
+
+    @property
+    def file_nbytes(self) -> int:
+        return self._file_nbytes
+
+    @file_nbytes.setter
+    def file_nbytes(self, nbytes: int) -> None:
+        columns = self._space.columns
+        columns.files_nbytes += nbytes - self._file_nbytes
+        columns.file_nbytes[self.row] = self._file_nbytes = nbytes
+
+    @property
+    def live_nbytes(self) -> int:
+        return int(self._space.columns.live_nbytes[self.row])
 
     def live_ids(self, table: BlockTable) -> Ids:
         """Blocks whose copy is here now."""
         if not self._ids:
             return np.zeros(0, np.int32)
-        ids: Ids = np.unique(np.concatenate(self._ids))
+        # blocks of one write differ; an id that was used again may be in a second one
+        ids: Ids = self._ids[0] if len(self._ids) == 1 else np.unique(np.concatenate(self._ids))
         ids = ids[table.segment[ids] == self.number]
         self._ids = [ids]
         return ids
@@ -140,7 +237,11 @@ class SegmentSpace:
         """
         self.cap_nbytes = cap_nbytes
         self.segment_nbytes = segment_nbytes
-        self.segments: dict[int, Segment] = {}
+        self._segments: dict[int, Segment] = {}
+        #: By number, oldest first; changed by `begin`, `adopt` and `remove` only.
+        self.segments: Mapping[int, Segment] = MappingProxyType(self._segments)
+        self.columns = SegmentColumns()
+        self._in_state: dict[SegmentState, dict[int, Segment]] = {state: {} for state in SegmentState}
         #: The segment that records are appended to.
         self.open: Segment | None = None
         self.next_number = (volume << _NUMBER_BITS) + 1
@@ -156,12 +257,17 @@ class SegmentSpace:
     @property
     def file_nbytes(self) -> int:
         """What all files take of the capacity."""
-        return self.other_nbytes + sum(segment.file_nbytes for segment in self.segments.values())
+        return self.other_nbytes + self.columns.files_nbytes
 
     @property
     def live_nbytes(self) -> int:
         """Bytes of live records."""
-        return sum(segment.live_nbytes for segment in self.segments.values())
+        return self.columns.lives_nbytes
+
+    @property
+    def oldest(self) -> int | None:
+        """Number of the oldest segment."""
+        return next(iter(self._segments), None)
 
     @property
     def max_record_nbytes(self) -> int:
@@ -170,7 +276,7 @@ class SegmentSpace:
 
     def in_state(self, state: SegmentState) -> list[Segment]:
         """Segments in `state`, oldest first."""
-        return [segment for _, segment in sorted(self.segments.items()) if segment.state is state]
+        return [segment for _, segment in sorted(self._in_state[state].items())]
 
     def room_for_segment(self) -> bool:
         """Whether one more segment stays under the cap."""
@@ -184,9 +290,16 @@ class SegmentSpace:
     def begin(self) -> Segment:
         """A new segment, to be created by the mover."""
         assert self.room_for_segment(), "a segment over the cap"
-        segment = Segment(self.next_number, SegmentState.CREATING, self.segment_nbytes)
-        self.next_number += 1
-        self.segments[segment.number] = segment
+        return self.adopt(self.next_number, SegmentState.CREATING, self.segment_nbytes)
+
+    def adopt(self, number: int, state: SegmentState, file_nbytes: int) -> Segment:
+        """Enter a segment: a new one, or one found on the drive (recovery), in rising order."""
+        assert number >= self.next_number, f"segment {number} after {self.next_number - 1}"
+        segment = Segment(self, number, self.columns.take(number), state)
+        segment.file_nbytes = file_nbytes
+        self._segments[number] = segment
+        self._enter(segment, state)
+        self.next_number = number + 1
         return segment
 
     def shut(self) -> None:
@@ -195,14 +308,22 @@ class SegmentSpace:
             self.open.state = SegmentState.SEALING
             self.open = None
 
-    def adopt(self, segment: Segment) -> None:
-        """A segment found on the drive (recovery)."""
-        self.segments[segment.number] = segment
-        self.next_number = max(self.next_number, segment.number + 1)
+    def remove(self, segment: Segment) -> None:
+        """The segment is no more, and nothing is live in it."""
+        assert not self.columns.live_blocks[segment.row], f"{segment!r} goes with what is live in it"
+        del self._segments[segment.number]
+        del self._in_state[segment.state][segment.number]
+        self.columns.give_back(segment.row)
+
+    def _enter(self, segment: Segment, state: SegmentState) -> None:
+        self._in_state[segment.state].pop(segment.number, None)
+        self._in_state[state][segment.number] = segment
+        segment._state = state  # noqa: SLF001 - as above
+        self.columns.sealed[segment.row] = state is SegmentState.SEALED
 
     def fits(self, segment: Segment, record_nbytes: int, namespace: int) -> bool:
         """Whether a record and the footer that it makes longer still fit."""
-        namespaces = len(segment.namespaces | {namespace})
+        namespaces = len(segment.namespaces) + (namespace not in segment.namespaces)
         footer = self._footer_nbytes(segment.records + 1, namespaces)
         return segment.used_nbytes + record_nbytes + footer + segment.reserved_nbytes <= segment.file_nbytes
 
@@ -212,13 +333,56 @@ class SegmentSpace:
         offset = segment.used_nbytes
         segment.used_nbytes += record_nbytes
         segment.records += 1
-        segment.namespaces.add(namespace)
+        if namespace not in segment.namespaces:
+            segment.namespaces |= {namespace}
         return offset
 
-    def lose(self, table: BlockTable, block: int, record_nbytes: int) -> None:
-        """The index stops pointing to the SSD copy of `block`; its bytes become reclaimable."""
-        segment = self.segments[int(table.segment[block])]
-        segment.live_nbytes -= record_nbytes
-        assert segment.live_nbytes >= 0, f"{segment!r} lost more than it held"
-        table.segment[block] = NOWHERE
-        table.page[block] = NOWHERE
+    # -- copies that the index points to -------------------------------------------------------------------------------
+
+    def gain(self, table: BlockTable, segment: Segment, ids: Ids, nbytes: int, used_s: npt.NDArray[np.float64]) -> None:
+        """`segment` holds the copies of `ids` from now on: `nbytes` of records. The caller sets their pages.
+
+        `used_s`, here and below: `RunTree.used_s` of the run of each block.
+        """
+        table.segment[ids] = segment.number
+        segment._ids.append(ids)  # noqa: SLF001 - as above
+        self.columns.count(segment.row, len(ids), nbytes, int(whole_us(used_s).sum()))
+
+    def lose(self, table: BlockTable, ids: Ids, record_nbytes: int, used_s: npt.NDArray[np.float64]) -> None:
+        """The index stops pointing to the SSD copies of `ids`, records of `record_nbytes` each; their bytes become
+        reclaimable.
+        """
+        for segment, blocks, used_us in self._by_segment(table, ids, whole_us(used_s)):
+            self.columns.count(segment.row, -blocks, -blocks * record_nbytes, -used_us)
+            assert segment.live_nbytes >= 0, f"{segment!r} lost more than it held"
+        table.segment[ids] = NOWHERE
+        table.page[ids] = NOWHERE
+
+    def touch(self, table: BlockTable, ids: Ids, used_s: npt.NDArray[np.float64], now_s: float) -> None:
+        """Blocks `ids`, last used at `used_s`, are used now. Some may have no copy."""
+        here = table.segment[ids] != NOWHERE
+        if not here.any():
+            return
+        if not here.all():
+            ids, used_s = ids[here], used_s[here]
+        gained_us = whole_us(np.array(now_s)) - whole_us(used_s)
+        for segment, _, sum_us in self._by_segment(table, ids, gained_us):
+            self.columns.used_us[segment.row] += sum_us
+
+    def _by_segment(
+        self, table: BlockTable, ids: Ids, values: npt.NDArray[np.int64]
+    ) -> Iterator[tuple[Segment, int, int]]:
+        """The segments of these blocks, which all have a copy: how many each holds, and the sum of their `values`."""
+        numbers = table.segment[ids]
+        if not len(numbers):
+            return
+        if len(numbers) == 1 or (numbers == numbers[0]).all():
+            yield self._segments[int(numbers[0])], len(numbers), int(values.sum())
+            return
+        order = np.argsort(numbers, kind="stable")
+        numbers = numbers[order]
+        starts = np.flatnonzero(np.concatenate([[True], numbers[1:] != numbers[:-1]]))
+        counts = np.diff(starts, append=len(numbers)).tolist()
+        sums = np.add.reduceat(values[order], starts).tolist()
+        for number, count, total in zip(numbers[starts].tolist(), counts, sums, strict=True):
+            yield self._segments[number], count, total

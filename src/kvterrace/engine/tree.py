@@ -4,7 +4,7 @@ together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ class Run:
     run touches what it hangs on.
     """
 
-    __slots__ = ("children", "depth", "ids", "namespace", "number", "parent", "sequence")
+    __slots__ = ("_children", "depth", "ids", "namespace", "number", "parent", "sequence")
 
     def __init__(
         self, number: int, ids: Ids, *, depth: int, parent: Run | None, namespace: int, sequence: bytes
@@ -33,10 +33,34 @@ class Run:
         self.parent = parent
         self.namespace = namespace
         self.sequence = sequence
-        self.children: set[Run] | None = None
+        self._children: Run | set[Run] | None = None  # a set only for several: of most runs hangs one, or none
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def children(self) -> Collection[Run]:
+        """Runs that hang on the last block."""
+        if self._children is None:
+            return ()
+        return (self._children,) if isinstance(self._children, Run) else self._children
+
+    def _adopt(self, child: Run) -> None:
+        if self._children is None:
+            self._children = child
+        elif isinstance(self._children, Run):
+            self._children = {self._children, child}
+        else:
+            self._children.add(child)
+
+    def _disown(self, child: Run) -> None:
+        if isinstance(self._children, set):
+            self._children.remove(child)
+            if len(self._children) == 1:
+                self._children = next(iter(self._children))
+        else:
+            assert self._children is child, f"{child!r} does not hang on {self!r}"
+            self._children = None
 
     def __repr__(self) -> str:
         return f"<Run {self.number}: blocks {self.depth}..{self.depth + len(self) - 1}>"
@@ -54,18 +78,23 @@ class RunTree:
 
     def __init__(self, table: BlockTable) -> None:
         self.table = table
-        self._heads: dict[bytes, Run] = {}  # by namespace and key of the first block
-        self._prefixes: dict[bytes, bytes] = {}  # namespace digest -> how its keys begin in `_heads`
+        self._heads: dict[int, dict[bytes, Run]] = {}  # by namespace, then by the key of the first block
+        self._named: dict[bytes, dict[bytes, Run]] = {}  # the same, by the digest of the namespace
         self._runs: list[Run | None] = []
         self._free_numbers: list[int] = []
         #: When each run, by number, was last used (monotonic seconds).
         self.used_s: npt.NDArray[np.float64] = np.zeros(0)
 
     def __len__(self) -> int:
-        return len(self._heads)
+        return len(self._runs) - len(self._free_numbers)
 
     def __iter__(self) -> Iterator[Run]:
-        return iter(list(self._heads.values()))
+        return iter([run for run in self._runs if run is not None])
+
+    @property
+    def numbers(self) -> int:
+        """Every run's number is below this."""
+        return len(self._runs)
 
     def run(self, number: int) -> Run:
         """The run with this number."""
@@ -75,22 +104,21 @@ class RunTree:
 
     def name(self, namespace: int, digest: bytes) -> None:
         """Chains of the namespace with this digest are those of runs with this number."""
-        self._prefixes[digest] = _prefix(namespace)
+        self._named[digest] = self._heads.setdefault(namespace, {})
 
     def walk(self, chain: KeyChain, stop: int | None = None) -> list[Step]:
         """Runs along `chain`, from its first block on, as far as the tree knows it (up to `stop` blocks).
 
         Runs of other namespaces are not seen, whatever their keys.
         """
-        data, heads = chain.data, self._heads
-        prefix = self._prefixes.get(chain.namespace.digest)
-        if prefix is None:
+        data, heads = chain.data, self._named.get(chain.namespace.digest)
+        if heads is None:
             return []
         limit = len(chain) if stop is None else min(stop, len(chain))
         steps: list[Step] = []
         at = 0
         while at < limit:
-            run = heads.get(prefix + data[at * KEY_NBYTES : (at + 1) * KEY_NBYTES])
+            run = heads.get(data[at * KEY_NBYTES : (at + 1) * KEY_NBYTES])
             if run is None:
                 break
             whole = len(run.ids)
@@ -129,9 +157,39 @@ class RunTree:
         run = self._new(ids, depth=depth, parent=parent, namespace=namespace, sequence=sequence, now_s=now_s)
         return run, ids
 
-    def adopt(self, ids: Ids, *, parent: Run | None, namespace: int, sequence: bytes, depth: int, now_s: float) -> Run:
-        """A run of ids that exist already (recovery)."""
-        return self._new(ids, depth=depth, parent=parent, namespace=namespace, sequence=sequence, now_s=now_s)
+    def plant(
+        self,
+        ids: Ids,
+        starts: npt.NDArray[np.int64],
+        *,
+        parents: list[int],
+        namespaces: list[int],
+        sequences: list[bytes],
+        depths: list[int],
+        used_s: npt.NDArray[np.float64],
+    ) -> None:
+        """Many runs at once, of ids that exist already and have their keys (recovery).
+
+        Run `i` is `ids[starts[i]:starts[i + 1]]` and hangs on run `parents[i]` of these, which comes before it (-1: at
+        the root). The tree keeps views of `ids`.
+        """
+        count, base = len(starts), len(self._runs)
+        keys = self.table.key[ids[starts]].tobytes()
+        stops = np.append(starts[1:], len(ids))
+        self.table.run[ids] = np.repeat(np.arange(base, base + count, dtype=np.int32), stops - starts)
+        self.used_s = np.concatenate([self.used_s[:base], used_s])
+        heads = {number: self._heads.setdefault(number, {}) for number in set(namespaces)}
+        runs = self._runs
+        columns = zip(starts.tolist(), stops.tolist(), parents, namespaces, sequences, depths, strict=True)
+        for number, (start, stop, above, namespace, sequence, depth) in enumerate(columns, base):
+            parent = None if above < 0 else runs[base + above]
+            run = Run(number, ids[start:stop], depth=depth, parent=parent, namespace=namespace, sequence=sequence)
+            runs.append(run)
+            if parent is not None:
+                parent._adopt(run)  # noqa: SLF001 - the tree is of runs
+            at = (number - base) * KEY_NBYTES
+            heads[namespace][keys[at : at + KEY_NBYTES]] = run
+        assert sum(map(len, self._heads.values())) == len(self), "two runs begin with one key"
 
     def _new(self, ids: Ids, *, depth: int, parent: Run | None, namespace: int, sequence: bytes, now_s: float) -> Run:
         number = self._free_numbers.pop() if self._free_numbers else len(self._runs)
@@ -143,33 +201,30 @@ class RunTree:
         if number >= len(self.used_s):
             self.used_s = np.concatenate([self.used_s, np.zeros(max(1024, len(self.used_s) // 4))])
         self.used_s[number] = now_s
-        head = self._head(run)
-        assert head not in self._heads, "two runs begin with one key"
-        self._heads[head] = run
+        heads, head = self._heads.setdefault(namespace, {}), self._head(run)
+        assert head not in heads, "two runs begin with one key"
+        heads[head] = run
         self.table.run[ids] = number
         if parent is not None:
-            if parent.children is None:
-                parent.children = set()
-            parent.children.add(run)
+            parent._adopt(run)  # noqa: SLF001 - the tree is of runs
         return run
 
     def _head(self, run: Run) -> bytes:
-        return _prefix(run.namespace) + bytes(self.table.key[run.ids[0]])
+        return bytes(self.table.key[run.ids[0]])
 
     def split(self, run: Run, at: int) -> Run:
         """Cut `run` before its block `at`. `run` stays the head; returns the new tail, which takes the children
         over.
         """
         assert 0 < at < len(run), f"{run!r} cannot be cut at {at}"
-        tail_ids = run.ids[at:].copy()
-        run.ids = run.ids[:at].copy()
-        children, run.children = run.children, None
+        tail_ids, run.ids = run.ids[at:].copy(), _first(run.ids, at)
+        children, run._children = run._children, None  # noqa: SLF001 - as above
         used_s = float(self.used_s[run.number])
         tail = self._new(
             tail_ids, depth=run.depth + at, parent=run, namespace=run.namespace, sequence=run.sequence, now_s=used_s
         )
-        tail.children = children
-        for child in children or ():
+        tail._children = children  # noqa: SLF001 - as above
+        for child in tail.children:
             child.parent = tail
         return tail
 
@@ -180,13 +235,11 @@ class RunTree:
         assert not run.children, f"{run!r} has children"
         gone = run.ids[keep:]
         if keep:
-            run.ids = run.ids[:keep].copy()
+            run.ids = _first(run.ids, keep)
             return gone
-        del self._heads[self._head(run)]
-        if run.parent is not None and run.parent.children is not None:
-            run.parent.children.discard(run)
-            if not run.parent.children:
-                run.parent.children = None
+        del self._heads[run.namespace][self._head(run)]
+        if run.parent is not None:
+            run.parent._disown(run)  # noqa: SLF001 - as above
         self._runs[run.number] = None
         self._free_numbers.append(run.number)
         run.ids = gone[:0]
@@ -204,13 +257,18 @@ class RunTree:
     def below(self, run: Run) -> list[Run]:
         """Every run that hangs on `run`, parents before children; without `run` itself."""
         found: list[Run] = []
-        todo = list(run.children or ())
+        todo = list(run.children)
         while todo:
             child = todo.pop()
             found.append(child)
-            todo.extend(child.children or ())
+            todo.extend(child.children)
         return found
 
 
-def _prefix(namespace: int) -> bytes:
-    return namespace.to_bytes(4, "little")
+def _first(ids: Ids, count: int) -> Ids:
+    """The first `count` of `ids`, in memory of their own once that is less than half of what they lie in: cutting a run
+    down bit by bit must not copy it each time.
+    """
+    kept = ids[:count]
+    whole = ids if ids.base is None else ids.base
+    return kept.copy() if 2 * kept.nbytes < whole.nbytes else kept

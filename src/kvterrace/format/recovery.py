@@ -27,6 +27,7 @@ from kvterrace.format.record import (
 from kvterrace.format.segment import (
     ENTRY_DTYPE,
     RECORDS_AT,
+    TOMBSTONE_DTYPE,
     BadFooter,
     BadSegment,
     EntryTable,
@@ -133,19 +134,22 @@ def live_entries(contents: Sequence[SegmentContents]) -> LiveEntries:
     `contents`; a block is dead if a tombstone of its key has a higher put_seq. About 1 s for a million entries.
     """
     namespaces: dict[bytes, int] = {}
-    tables, numbers = [], []
-    for number, one in enumerate(contents):
-        table = one.entries[one.entries["kind"] == RecordKind.BLOCK]
-        remap = [namespaces.setdefault(digest, len(namespaces)) for digest in one.namespaces]
-        if len(table):
-            table["namespace"] = np.array(remap, dtype=np.uint32)[table["namespace"]]
-        tables.append(table)
-        numbers.append(np.full(len(table), number, dtype=np.uint32))
-    if not tables:
+    if not contents:
         return LiveEntries(np.zeros(0, dtype=ENTRY_DTYPE), np.zeros(0, dtype=np.uint32), ())
-    entries, segments = np.concatenate(tables), np.concatenate(numbers)
+    entries = _joined([one.entries for one in contents], ENTRY_DTYPE)
+    segments = np.repeat(np.arange(len(contents), dtype=np.uint32), [len(one.entries) for one in contents])
+    end = 0
+    for one in contents:
+        start, end = end, end + len(one.entries)
+        remap = [namespaces.setdefault(digest, len(namespaces)) for digest in one.namespaces]
+        if remap != list(range(len(remap))):
+            names = entries["namespace"][start:end]
+            names[:] = np.array(remap, dtype=np.uint32)[names]
+    is_block = entries["kind"] == RecordKind.BLOCK
+    if not is_block.all():
+        entries, segments = entries[is_block], segments[is_block]
     blocks = len(entries)
-    dead = np.concatenate([one.tombstones for one in contents])
+    dead = _joined([one.tombstones for one in contents], TOMBSTONE_DTYPE)
     keys = np.concatenate([_key_words(entries["key"]), _key_words(dead["key"])])
     put_seq = np.concatenate([entries["put_seq"], dead["put_seq"]])
 
@@ -165,7 +169,15 @@ def live_entries(contents: Sequence[SegmentContents]) -> LiveEntries:
         last[:-1] = (keys[rows[1:]] != keys[rows[:-1]]).any(axis=1)
         alive[rows[last]] = True
     chosen = alive[:blocks]
-    return LiveEntries(entries[chosen], segments[chosen], tuple(namespaces))
+    if not chosen.all():
+        entries, segments = entries[chosen], segments[chosen]
+    return LiveEntries(entries, segments, tuple(namespaces))
+
+
+def _joined(tables: Sequence[npt.NDArray[Any]], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """One table, a copy. As plain bytes: NumPy compares the fields of structured tables for each of them anew."""
+    whole: npt.NDArray[Any] = np.concatenate([np.ascontiguousarray(one).view(np.uint8) for one in tables]).view(dtype)
+    return whole
 
 
 def _key_words(keys: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:

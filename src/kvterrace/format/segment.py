@@ -323,7 +323,8 @@ def _entries_fault(entries: Sequence[Any] | EntryTable, namespaces: int, data_en
     ends = offset + size
     if int(ends[-1]) > data_end or bool((offset[1:] < ends[:-1]).any()):
         return "entries overlap, are out of order or leave the segment"
-    if bool((table["namespace"] >= namespaces).any()) or not bool(np.isin(table["kind"], list(RecordKind)).all()):
+    known = np.logical_or.reduce([table["kind"] == kind for kind in RecordKind])
+    if bool((table["namespace"] >= namespaces).any()) or not bool(known.all()):
         return "an entry has an unknown namespace or kind"
     return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
@@ -42,44 +43,55 @@ class LruTailFirst:
 
     A touch goes from leaf to root, so that a run is always younger than what hangs on it: evicting the oldest run
     first, from its
-    tail on, keeps every prefix whole. A doubly linked list in two dicts; every call is O(1) for each run.
+    tail on, keeps every prefix whole. A doubly linked list in two arrays by run number (8 B for each); every call is
+    O(1) for each run.
     """
 
     name = "lru"
-    _END = -1
+    _OUT = -1  # not in the list
+    _END = 0  # both ends of it; run n has place n + 1
 
     def __init__(self) -> None:
-        self._next: dict[int, int] = {self._END: self._END}
-        self._prev: dict[int, int] = {self._END: self._END}
+        self._next = array("i", (self._END,))
+        self._prev = array("i", (self._END,))
 
     def insert(self, run: int) -> None:
-        if run in self._next:
-            self._unlink(run)
-        self._link_before(run, self._END)
+        if self._has(run):
+            self._unlink(run + 1)
+        self._link_before(run + 1, self._END)
 
     def touch(self, runs: Iterable[int]) -> None:
         for run in runs:
-            if run in self._next:
-                self.insert(run)
+            if self._has(run):
+                self._unlink(run + 1)
+                self._link_before(run + 1, self._END)
 
     def split(self, head: int, tail: int) -> None:
-        self._link_before(tail, head)
+        self._link_before(tail + 1, head + 1)
 
     def remove(self, run: int) -> None:
-        if run in self._next:
-            self._unlink(run)
+        if self._has(run):
+            self._unlink(run + 1)
 
     def order(self) -> Iterator[int]:
-        run = self._next[self._END]
-        while run != self._END:
-            yield run
-            run = self._next[run]
+        at = self._next[self._END]
+        while at != self._END:
+            yield at - 1
+            at = self._next[at]
 
-    def _link_before(self, run: int, after: int) -> None:
+    def _has(self, run: int) -> bool:
+        return run + 1 < len(self._next) and self._next[run + 1] != self._OUT
+
+    def _link_before(self, place: int, after: int) -> None:
+        if place >= len(self._next):
+            more = array("i", (self._OUT,)) * (place + 1 - len(self._next) + len(self._next) // 4)
+            self._next.extend(more)
+            self._prev.extend(more)
         before = self._prev[after]
-        self._next[before] = self._prev[after] = run
-        self._prev[run], self._next[run] = before, after
+        self._next[before] = self._prev[after] = place
+        self._prev[place], self._next[place] = before, after
 
-    def _unlink(self, run: int) -> None:
-        before, after = self._prev.pop(run), self._next.pop(run)
+    def _unlink(self, place: int) -> None:
+        before, after = self._prev[place], self._next[place]
         self._next[before], self._prev[after] = after, before
+        self._next[place] = self._OUT

@@ -143,7 +143,7 @@ class LedgerLadder:
                     self.counts.carried += 1
             reclaim.give_up(self.ledger, segment, carry, now_s)
             self.counts.reclaimed_segments += 1
-            del space.segments[segment.number]
+            space.remove(segment)
         segment = space.begin()
         segment.state = SegmentState.OPEN
         space.open = segment

@@ -6,6 +6,7 @@ alone, and compared with what the ledger keeps. Costs O(blocks); for tests and f
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter
 
@@ -79,13 +80,13 @@ def _check_tree(ledger: Ledger) -> None:
         seen += run.ids.tolist()
         place = 0
         if run.parent is not None:
-            assert run.parent.children is not None and run in run.parent.children, f"{run!r} is nobody's child"
+            assert run in run.parent.children, f"{run!r} is nobody's child"
             assert tree.run(run.parent.number) is run.parent, f"the parent of {run!r} does not exist"
             place = run.parent.depth + len(run.parent)
             assert tree.used_s[run.parent.number] >= tree.used_s[run.number], f"{run!r} was used after its parent"
             assert run.parent.namespace == run.namespace, f"{run!r} hangs on another namespace"
         assert run.depth == place, f"{run!r} should begin at {place}"
-        for child in run.children or ():
+        for child in run.children:
             assert child.parent is run, f"{child!r} has another parent than {run!r}"
         if not run.children:
             last = int(run.ids[-1])
@@ -114,7 +115,11 @@ def _check_dram(ledger: Ledger) -> None:
     assert ((table.state != DramState.EMPTY) == (table.slot != NOWHERE)).all(), "a state without a slot, or the reverse"
     assert dram.allocator.used_nbytes >= _slots_nbytes(ledger), "slots take more than what is taken"
     resident = Counter(table.run[with_slot].tolist())
-    assert dram._resident == dict(resident), "blocks in DRAM by run are miscounted"  # noqa: SLF001
+    numbers = range(ledger.tree.numbers)
+    assert [dram.resident(run) for run in numbers] == [resident[run] for run in numbers], "blocks in DRAM by run"
+    in_ready = np.flatnonzero(table.state == DramState.READY).tolist()
+    ready = sum(ledger.geometry_of(block).record_nbytes for block in in_ready)
+    assert dram.ready_nbytes == ready, f"{ready} B of slots are ready, {dram.ready_nbytes} B are counted"
     order = list(dram.policy.order())
     assert sorted(order) == sorted(resident), "the eviction order is not that of the runs in DRAM"
 
@@ -150,6 +155,8 @@ def _check_ssd(ledger: Ledger, space: SegmentSpace, volume: int) -> None:
         f"{space.file_nbytes} B in files, over the cap of {space.cap_nbytes} B"
     )
     live: Counter[int] = Counter()
+    blocks: Counter[int] = Counter()
+    used_us: Counter[int] = Counter()
     ends: dict[int, list[tuple[int, int]]] = {}
     mine = table.segment != NOWHERE
     if len(ledger.spaces) > 1:
@@ -160,7 +167,10 @@ def _check_ssd(ledger: Ledger, space: SegmentSpace, volume: int) -> None:
         nbytes = ledger.geometry_of(block).record_nbytes
         assert space.segments[number].state in _READABLE, f"block {block} lies in {space.segments[number]!r}"
         live[number] += nbytes
+        blocks[number] += 1
+        used_us[number] += math.floor(float(ledger.tree.used_s[table.run[block]]) * 1e6)
         ends.setdefault(number, []).append((offset, offset + nbytes))
+    by_state = {state: {segment.number for segment in space.in_state(state)} for state in SegmentState}
     for number, segment in space.segments.items():
         assert segment.live_nbytes == live[number], f"{segment!r}: {live[number]} B are live"
         assert segment.writers >= 0
@@ -171,6 +181,23 @@ def _check_ssd(ledger: Ledger, space: SegmentSpace, volume: int) -> None:
         assert place <= segment.used_nbytes, f"{segment!r}: a record ends at {place}, behind what is used"
         ids = set(segment.live_ids(table).tolist())
         assert ids == set(np.flatnonzero(table.segment == number).tolist()), f"{segment!r} does not know its blocks"
+        row = {name: int(getattr(space.columns, name)[segment.row]) for name in space.columns.NAMES}
+        assert row == {
+            "number": number,
+            "sealed": segment.state is SegmentState.SEALED,
+            "file_nbytes": segment.file_nbytes,
+            "live_nbytes": live[number],
+            "live_blocks": blocks[number],
+            "used_us": used_us[number],
+        }, f"{segment!r}: {row}, but {blocks[number]} blocks, used at {used_us[number]}"
+        assert number in by_state[segment.state], f"{segment!r} is not among those in its state"
+    assert list(space.segments) == sorted(space.segments), "segments are not in rising order"
+    listed = sum(map(len, by_state.values()))
+    assert listed == len(space.segments), f"{len(space.segments)} segments, {listed} by state"
+    files = sum(segment.file_nbytes for segment in space.segments.values())
+    assert space.file_nbytes == files + space.other_nbytes, f"{files} B in segments, counted {space.file_nbytes} B"
+    assert space.live_nbytes == live.total(), f"{live.total()} B are live, counted {space.live_nbytes} B"
+    assert len(np.flatnonzero(space.columns.number)) == len(space.segments), "rows of segments that are no more"
     if space.open is not None:
         assert space.open.state is SegmentState.OPEN and space.segments[space.open.number] is space.open
 

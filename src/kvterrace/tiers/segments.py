@@ -7,7 +7,9 @@ from __future__ import annotations
 import logging
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +29,7 @@ from kvterrace.format.segment import (
     encode_segment_header,
     footer_nbytes_for,
 )
-from kvterrace.io.base import FileInfo, IoEngine, IoFile
+from kvterrace.io.base import FileInfo, IoClass, IoEngine, IoFile, IoKind, IoRequest, IoResult
 from kvterrace.types import DeviceFailed
 
 __all__ = ["NewFile", "RecoveredSegment", "SegmentFiles", "footer_room_nbytes"]
@@ -66,6 +68,15 @@ class NewFile:
     file: IoFile
     nonce: bytes
     page: Bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Scan:
+    """What a thread found in a segment's file, and the file, open."""
+
+    file: IoFile | None
+    contents: SegmentContents | BadSegment | NewerFormat | DeviceFailed
+    readable: bool
 
 
 class SegmentFiles:
@@ -195,20 +206,38 @@ class SegmentFiles:
                     "open the store with this path alone, or remove the segments"
                 )
             self._base -= first - 1
-        found = []
+        # on the engine's threads: a drive has many reads in flight, and a segment takes three, one after the other
+        scans: list[IoRequest] = []
         for number, info in files:
-            contents, readable = self._recover_one(self._base + number, info.nbytes)
-            found.append(RecoveredSegment(self._base + number, _taken_nbytes(info), contents, readable))
-        return found
+            finish = partial(self._scan, self._base + number, info.nbytes)
+            tag = (self._base + number, _taken_nbytes(info))
+            scans.append(IoRequest(IoKind.CALL, IoClass.DEMOTION, finish=finish, tag=tag))
+        self.engine.submit(scans)
+        found: dict[int, RecoveredSegment] = {}
+        fault: BaseException | None = None
+        for result in self._ended(len(scans)):
+            at, taken_nbytes = result.request.tag  # type: ignore[misc]  # as made above
+            fault = fault or result.crash
+            if isinstance(result.value, _Scan):
+                found[at] = self._enter(at, taken_nbytes, result.value)
+        if fault is not None:
+            raise fault
+        return [found[number] for number in sorted(found)]
 
-    def _recover_one(self, number: int, nbytes: int) -> tuple[SegmentContents | BadSegment | None, bool]:
+    def _ended(self, count: int) -> Iterator[IoResult]:
+        while count > 0:
+            results = self.engine.poll(1.0)
+            count -= len(results)
+            yield from results
+
+    def _scan(self, number: int, nbytes: int, _: IoResult) -> _Scan:
+        """Open and read one segment. On an engine's thread: touches no table."""
         path = self.path(number)
         try:
             file = self.engine.reopen(path)
         except OSError as error:
-            _log.warning("segment %s cannot be opened (%s); its blocks are lost to this process", path, error)
-            return None, False
-        buffer = _aligned_page(256)
+            return _Scan(None, DeviceFailed(str(path), f"it cannot be opened ({error})"), readable=False)
+        buffer = _aligned_page()
         readable = True
 
         def read(offset: int, want: int) -> Bytes:
@@ -223,6 +252,10 @@ class SegmentFiles:
             return buffer[:got]
 
         contents = scan_segment(read, nbytes)
+        return _Scan(file, contents, readable)
+
+    def _enter(self, number: int, taken: int, scan: _Scan) -> RecoveredSegment:
+        path, contents, file = self.path(number), scan.contents, scan.file
         match contents:
             case SegmentContents():
                 if contents.header.store_uuid != self._store_uuid or contents.header.segment_id != number - self._base:
@@ -230,24 +263,29 @@ class SegmentFiles:
                 else:
                     for problem in contents.problems:
                         _log.info("segment %s: %s", path, problem)
+                    assert file is not None, "contents without a file"
                     self._files[number] = file
                     self._nonces[number] = contents.header.nonce
                     if contents.state is ScanState.SCANNED:
                         self._recovered[number] = Footer(contents.entries, contents.namespaces, contents.tombstones)
-                    return contents, readable
+                    return RecoveredSegment(number, taken, contents, scan.readable)
             case NewerFormat(version):
-                self.engine.close_file(file)
+                self._close(file)
                 raise FormatVersionError(
                     f"{path} was written in segment format {version}; upgrade kvterrace to read it"
                 )
             case BadSegment(reason):
                 _log.info("segment %s holds nothing that can be used: %s", path, reason)
-                self.engine.close_file(file)
-                return contents, readable
+                self._close(file)
+                return RecoveredSegment(number, taken, contents, scan.readable)
             case DeviceFailed(_, reason):
                 _log.warning("segment %s cannot be read: %s; its blocks are lost to this process", path, reason)
-        self.engine.close_file(file)
-        return None, False
+        self._close(file)
+        return RecoveredSegment(number, taken, None, readable=False)
+
+    def _close(self, file: IoFile | None) -> None:
+        if file is not None:
+            self.engine.close_file(file)
 
 
 def _taken_nbytes(info: FileInfo) -> int:
