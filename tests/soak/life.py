@@ -232,11 +232,14 @@ class Life:
         """What a store that does not recover is doing."""
         stats, space = self.store.stats(), self.store._core.ledger.space
         assert space is not None
-        (writer,) = self.store._mover.writers
+        writers = self.store._mover.writers
+        assert writers is not None
+        (writer,) = writers.each
         states = Counter(segment.state.value for segment in space.segments.values())
         return (
             f"{stats}; segments {dict(states)}, {space.file_nbytes} of {space.cap_nbytes} B, open {space.open}; "
-            f"reclaiming {writer._reclaiming}; {self.engine.in_flight} in flight, {self.engine.hanging} hanging; "
+            f"reclaiming {writer._reclaimer._reclaiming}; "
+            f"{self.engine.in_flight} in flight, {self.engine.hanging} hanging; "
             f"faults {dict(self.plan.counts)}; warnings {dict(self.world.log.warnings)}"
         )
 

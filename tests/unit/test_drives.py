@@ -35,8 +35,8 @@ from kvterrace.tiers import drives as drives_module
 from kvterrace.tiers.drives import Candidate, plan_drives
 from kvterrace.tiers.marker import DriveRecord, Marker
 
-#: Chains that are stored in all tests: large enough to lie on every drive, in batches of one block each.
-CHAINS = [chain_of(number, 6) for number in range(8)]
+#: Chains stored in all tests: each lies on every drive, in batches of one block; they begin on different ones.
+CHAINS = [chain_of(number, 7) for number in range(8)]
 
 
 @pytest.fixture

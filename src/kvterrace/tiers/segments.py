@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -210,16 +211,16 @@ class SegmentFiles:
         scans: list[IoRequest] = []
         for number, info in files:
             finish = partial(self._scan, self._base + number, info.nbytes)
-            tag = (self._base + number, _taken_nbytes(info))
-            scans.append(IoRequest(IoKind.CALL, IoClass.DEMOTION, finish=finish, tag=tag))
+            where = self._base + number, _taken_nbytes(info)
+            scans.append(IoRequest(IoKind.CALL, IoClass.DEMOTION, finish=finish, tag=where))
         self.engine.submit(scans)
         found: dict[int, RecoveredSegment] = {}
         fault: BaseException | None = None
         for result in self._ended(len(scans)):
-            at, taken_nbytes = result.request.tag  # type: ignore[misc]  # as made above
+            tag: Any = result.request.tag
             fault = fault or result.crash
             if isinstance(result.value, _Scan):
-                found[at] = self._enter(at, taken_nbytes, result.value)
+                found[tag[0]] = self._enter(tag[0], tag[1], result.value)
         if fault is not None:
             raise fault
         return [found[number] for number in sorted(found)]
