@@ -14,6 +14,7 @@ import numpy as np
 from kvterrace.buffers import BlockBuffers
 from kvterrace.clock import Clock
 from kvterrace.engine import ending
+from kvterrace.engine.bad_places import BadPlaces
 from kvterrace.engine.blocks import Ids
 from kvterrace.engine.core import Core
 from kvterrace.engine.counters import StoreStats
@@ -26,6 +27,7 @@ from kvterrace.engine.space import SegmentSpace, segment_nbytes_for
 from kvterrace.engine.transfers import Transfer, TransferKind
 from kvterrace.errors import ConfigError, KVTerraceError, StoreClosedError
 from kvterrace.format.record import PAGE_NBYTES
+from kvterrace.format.recovery import SegmentContents
 from kvterrace.handles import Match, Pin
 from kvterrace.io.base import IoClass, IoEngine, IoKind, IoRequest
 from kvterrace.keys import KeyChain, Namespace
@@ -86,8 +88,12 @@ class Store:
         core = Core(Ledger(dram_nbytes, space, writes=writes), Arena(dram_nbytes), engine, files, clock)
         self._core = core
         if files is not None and space is not None:
-            rebuild(core, files.recover(), clock.monotonic_s())
+            found = files.recover()
             space.other_nbytes = files.other_nbytes
+            core.bad = BadPlaces(files, space, clock)
+            core.bad.recover({one.contents.header.nonce for one in found if isinstance(one.contents, SegmentContents)})
+            core.ledger.may_store = core.bad.may_store
+            rebuild(core, found, clock.monotonic_s())
         self._mover = Mover(core, busy_after_s=busy_after_s)
         self._mover.pump()
         self._driver = Driver(self._mover)
@@ -249,7 +255,8 @@ class Store:
     def flush(self, timeout_s: float | None = None) -> bool:
         """Write every block that has no copy on the SSD, and make what was written durable. Blocks.
 
-        Returns whether all of it was written; False after `timeout_s`, or while the drive takes no writes.
+        Returns whether all of it was written; False after `timeout_s`, or while the drive takes no writes. A block that
+        has gone wrong on the drive too often is not written to it any more, and is not waited for.
         """
         with self._entered():
             pass

@@ -9,6 +9,7 @@ import numpy as np
 
 from kvterrace.buffers import Bytes
 from kvterrace.clock import Clock
+from kvterrace.engine.bad_places import BadPlaces
 from kvterrace.engine.counters import StoreStats
 from kvterrace.engine.ledger import Geometry, Ledger
 from kvterrace.errors import LayoutError
@@ -51,6 +52,8 @@ class Core:
     stats: StoreStats = field(default_factory=StoreStats)
     namespaces: list[NamespaceEntry] = field(default_factory=list)
     numbers: dict[bytes, int] = field(default_factory=dict)
+    #: What must not be read or written again on the drive; None where there is none.
+    bad: BadPlaces | None = None
 
     def namespace_number(self, namespace: Namespace) -> int:
         """Number of a namespace in this process; entered at first sight.
@@ -116,5 +119,6 @@ class Core:
             copy.ssd_nbytes = ledger.space.cap_nbytes
             copy.ssd_segments = len(ledger.space.segments)
             copy.ssd_writable = ledger.can_write
+            copy.ssd_quarantined = 0 if self.bad is None else len(self.bad)
             copy.ssd_direct_io = self.files.direct
         return copy

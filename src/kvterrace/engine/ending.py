@@ -90,6 +90,8 @@ def settle(mover: Mover, driver: Driver, timeout_s: float) -> tuple[bool, bool]:
         fine &= _sync(mover, driver, left_s()) and not writer.owes(core.ledger.next_put_seq)
     driver.stop(left_s())
     with driver.lock:
+        if core.bad is not None:
+            core.bad.close()
         if core.files is not None:
             core.files.close()
     if not core.engine.close(left_s()):

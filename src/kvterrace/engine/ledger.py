@@ -6,6 +6,7 @@ anything. Production, replay and simulation drive the same ledger. Not thread-sa
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,6 +65,8 @@ class Ledger:
         self.geometries: dict[int, Geometry] = {}
         self.next_put_seq = 1
         self.can_write = space is not None
+        #: Whether the tier below may be given the block of a key; where not, the block lives in DRAM alone.
+        self.may_store: Callable[[bytes], bool] = lambda _: True
         self._slot_nbytes: dict[int, int] = {}
         self.dirty = DirtyRuns(self.table, self.tree, self._slot_nbytes, self.doomed)
         self._scored_s: dict[int, float] = {}  # run number -> when its scores were last brought up to date
@@ -84,6 +87,8 @@ class Ledger:
             self._slot_nbytes,
             forget=self._giving_up.forget,
             can_write=lambda: self.can_write,
+            owe=self._owe,
+            leave_gap=self._giving_up.leave_gap,
         )
 
     # -- what there is -------------------------------------------------------------------------------------------------
@@ -277,7 +282,7 @@ class Ledger:
     def filled(self, block: int, now_s: float) -> None:
         """A put has filled the slot: the block is ready, and has no copy below."""
         self.table.state[block] = DramState.READY
-        self.dirty.add(block, now_s)
+        self._owe(block, now_s)
 
     def undo(self, block: int) -> None:
         """A put or a read did not fill the slot after all: give it back. The caller still holds the block."""
@@ -290,7 +295,7 @@ class Ledger:
         """
         self.table.state[block] = DramState.READY
         if self.table.segment[block] == NOWHERE:
-            self.dirty.add(block, float(self.tree.used_s[self.table.run[block]]))
+            self._owe(block, float(self.tree.used_s[self.table.run[block]]))
 
     def lost(self, block: int, now_s: float, *, segment: int | None = None, page: int = NOWHERE) -> None:
         """The SSD copy (if given: the one at that place; the block may have another by now) was found to be wrong or
@@ -302,7 +307,24 @@ class Ledger:
             return
         self._lose(block)
         if self.table.state[block] == DramState.READY:
+            self._owe(block, now_s)
+
+    def bar(self, block: int) -> None:
+        """`may_store` says no of this block from now on: if it waits to be written, it does no longer."""
+        table = self.table
+        waits = table.state[block] == DramState.READY and table.segment[block] == NOWHERE and not table.spent[block]
+        if waits and not table.writing[block]:
+            run = self.run_of(block)
+            table.spent[block] = True
+            self.dirty.nbytes -= self._slot_nbytes[run.namespace]
+            self.dirty.settle(run)
+
+    def _owe(self, block: int, now_s: float) -> None:
+        """A block is ready and has no copy below: it is to be written, if it may."""
+        if self.may_store(self.key_of(block)):
             self.dirty.add(block, now_s)
+        else:
+            self.table.spent[block] = True
 
     def spend(self, block: int) -> None:
         """The SSD copy makes room for others. What DRAM holds stays there until that room is wanted, and is not written
@@ -357,6 +379,9 @@ class Ledger:
     def write_failed(self, batch: WriteBatch) -> None:
         """A write has failed: its room in the segment is spent, its blocks are as dirty as before."""
         self._end_write(batch)
+        for block in batch.ids.tolist():
+            if self.table.run[block] != NOWHERE and not self.may_store(self.key_of(block)):
+                self.bar(block)  # since the write began
 
     def _end_write(self, batch: WriteBatch) -> None:
         batch.segment.writers -= 1
@@ -376,6 +401,11 @@ class Ledger:
     def forget(self, block: int) -> None:
         """Drop a block and all that hangs on it, except what is in use or pinned."""
         self._giving_up.forget(block)
+
+    def tidy(self, block: int) -> None:
+        """If a block has no copy and nothing hangs on it: forget it."""
+        if self.table.run[block] != NOWHERE:
+            self._giving_up.tidy(block)
 
     @property
     def dropped_blocks(self) -> int:

@@ -354,9 +354,14 @@ class Reader:
     def _discard(self, one: Landing, outcome: GetOutcome) -> None:
         """The copy on the SSD is not what it should be: never read it again."""
         _log.warning("%s: %s; this copy is discarded", one.where, getattr(outcome, "reason", outcome))
-        self._core.ledger.lost(
+        core = self._core
+        if core.bad is not None:
+            core.bad.went_wrong(one.key, one.segment, one.nonce, one.offset, one.geometry.record_nbytes)
+            if not core.bad.may_store(one.key):
+                core.ledger.bar(one.want.block)
+        core.ledger.lost(
             one.want.block,
-            self._core.clock.monotonic_s(),
+            core.clock.monotonic_s(),
             segment=one.segment.number,
             page=one.offset // PAGE_NBYTES,
         )

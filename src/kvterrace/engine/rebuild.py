@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -21,12 +22,16 @@ __all__ = ["rebuild"]
 
 #: Age given to a recovered block for each put since: only the order counts.
 _AGE_STEP_S = 1e-3
+#: In place of a bad record's own: those of a partition begin with 1.
+_BAD_PUT_SEQ = 0
 
 
 def rebuild(core: Core, found: Sequence[RecoveredSegment], now_s: float) -> int:
     """Enter segments and their live blocks into the ledger; returns how many blocks it now knows.
 
     A block whose prefix is not whole is left out: it could never be matched. Its bytes are reclaimed with its segment.
+    A record that touches a bad place is no copy. Its block, if no other record holds it, is known only as that on which
+    others hang: these are found again once it was put again.
     """
     ledger = core.ledger
     space = ledger.space
@@ -37,7 +42,7 @@ def rebuild(core: Core, found: Sequence[RecoveredSegment], now_s: float) -> int:
     for one in found:
         segment = Segment(one.number, SegmentState.SEALED, one.file_nbytes)
         if isinstance(one.contents, SegmentContents):
-            contents.append(one.contents)
+            contents.append(_last_choice(core, one.contents))
             numbers.append(one.number)
             segment.used_nbytes = one.contents.data_end
             segment.records = len(one.contents.entries)
@@ -62,6 +67,8 @@ def rebuild(core: Core, found: Sequence[RecoveredSegment], now_s: float) -> int:
     order = _Chains(live.entries)
     used = order.plant(core, live, ids, now_s, newest)
     segments = np.array(numbers, np.int32)[live.segments]
+    gaps = used[live.entries["put_seq"][used] == _BAD_PUT_SEQ]
+    used = used[live.entries["put_seq"][used] != _BAD_PUT_SEQ]
     table.segment[ids[used]] = segments[used]
     table.page[ids[used]] = live.entries["offset"][used] // PAGE_NBYTES
     for number in np.unique(segments[used]).tolist():
@@ -69,9 +76,24 @@ def rebuild(core: Core, found: Sequence[RecoveredSegment], now_s: float) -> int:
         space.segments[number].note(ids[mine])
         space.segments[number].live_nbytes = int(live.entries["record_nbytes"][mine].sum())
     left = np.ones(len(ids), bool)
-    left[used] = False
+    left[used] = left[gaps] = False
     table.release(ids[left])
+    for block in ids[gaps].tolist():
+        ledger.tidy(block)
     return len(used)
+
+
+def _last_choice(core: Core, contents: SegmentContents) -> SegmentContents:
+    """The same contents, with records that touch a bad place older than any other of their blocks."""
+    places = () if core.bad is None else core.bad.places(contents.header.nonce)
+    if not places:
+        return contents
+    entries = contents.entries.copy()
+    start, end = entries["offset"], entries["offset"] + entries["record_nbytes"]
+    for place in places:
+        touched = (start < np.uint64(place.offset + place.nbytes)) & (end > np.uint64(place.offset))
+        entries["put_seq"][touched & (entries["kind"] == RecordKind.BLOCK)] = _BAD_PUT_SEQ
+    return replace(contents, entries=entries)
 
 
 def _tombstones(contents: SegmentContents) -> list[tuple[bytes, bytes, int]]:

@@ -28,12 +28,16 @@ class DramRoom:
         *,
         forget: Callable[[int], None],
         can_write: Callable[[], bool],
+        owe: Callable[[int, float], None],
+        leave_gap: Callable[[int], None],
     ) -> None:
         """
         Args:
             slot_nbytes: size of a slot by namespace.
             forget: gives up a block and all that hangs on it.
             can_write: whether the tier below takes blocks.
+            leave_gap: gives up a block, and nothing that hangs on it.
+            owe: has a block written, if the tier below may be given it; else leaves it `spent`.
         """
         self._table = table
         self._tree = tree
@@ -42,6 +46,8 @@ class DramRoom:
         self._slot_nbytes = slot_nbytes
         self._forget = forget
         self._can_write = can_write
+        self._owe = owe
+        self._leave_gap = leave_gap
 
     def reserve_all(self, ids: Ids, state: DramState, *, last_copies: bool) -> int:
         """Give blocks of one namespace slots, in order, as many as there is room for; returns how many.
@@ -110,7 +116,9 @@ class DramRoom:
             return
         if self._table.spent[block] and self._holds_up(block):
             self._table.spent[block] = False
-            self._dirty.add(block, float(self._tree.used_s[self._table.run[block]]))  # written after all
+            self._owe(block, float(self._tree.used_s[self._table.run[block]]))  # written after all
+            if self._table.spent[block]:  # it may not be: what hangs on it waits for it to be put again
+                self._leave_gap(block)
             return
         self._forget(block)
 

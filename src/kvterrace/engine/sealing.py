@@ -137,6 +137,8 @@ class SegmentMaker:
         """
         number = segment.number
         segment.state = SegmentState.RECLAIMING
+        if self._core.bad is not None and self._files.is_open(number):
+            self._core.bad.forget_segment(self._files.nonce(number))
         self._files.forget(number)
         self._syncing.forget(number)
         self._removing += 1

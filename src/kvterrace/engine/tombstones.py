@@ -109,6 +109,8 @@ class Tombstones:
                 self._on_written(segment)
             else:
                 self._waiting.extend(some)
+                if core.bad is not None:
+                    core.bad.not_written(segment, result)
                 self._pause.failed(segment, result)
 
         file = self._files.file(segment.number)

@@ -33,6 +33,8 @@ class Writer:
         self._core = core
         self._files = core.files
         self._space = core.ledger.space
+        assert core.bad is not None
+        self._bad = core.bad
         self._batches = 0
         self._pause = WritePause(core)
         self._syncing = Syncing(core, self._pause, lost=self._lost, over=lambda one: self._reclaimer.is_done_with(one))
@@ -66,13 +68,13 @@ class Writer:
     def idle(self) -> bool:
         """Whether nothing is being written and, as far as writing is possible, nothing waits to be."""
         ledger = self._core.ledger
-        waits = ledger.can_write and self.owes(ledger.next_put_seq)
+        waits = ledger.can_write and (self.owes(ledger.next_put_seq) or self._bad.busy)
         return not waits and not (self._in_flight or self._maker.busy)
 
     @property
     def pending(self) -> bool:
         """Whether there is something to write, now or later."""
-        return bool(self._core.ledger.dirty.since_s) or self._tombstones.wait or self._reclaimer.busy
+        return bool(self._core.ledger.dirty.since_s) or self._tombstones.wait or self._reclaimer.busy or self._bad.busy
 
     @property
     def _in_flight(self) -> int:
@@ -85,6 +87,7 @@ class Writer:
             self._pause.resume(now_s)
         pressed = pressed or self.flushing > 0
         if ledger.can_write:
+            self._bad.pump(now_s)  # before a segment takes the room
             while self._in_flight < _DEPTH:
                 batch = ledger.next_write(now_s, pressed=pressed)
                 if batch is None:
@@ -94,8 +97,8 @@ class Writer:
             if ledger.needs_segment() or (self._tombstones.wait and self._space.open is None):
                 self._next_segment(now_s)
         self._maker.seal_shut()
-        if self._space.file_nbytes > self._space.cap_nbytes:
-            self._reclaimer.start(now_s)  # the store was opened with less room than it takes
+        if self._space.file_nbytes > self._space.cap_nbytes or (ledger.can_write and self._bad.wants_room):
+            self._reclaimer.start(now_s)  # the store was opened with less room than it takes, or the log wants some
         self._reclaimer.ahead(now_s)
         self._reclaimer.go_on(now_s)
 
@@ -133,6 +136,7 @@ class Writer:
                 self._syncing.wrote(batch.segment)
                 core.ledger.written(batch)
             else:
+                self._bad.not_written(batch.segment, result)
                 core.ledger.write_failed(batch)
                 core.ledger.dirty.hurry(batch.ids)
                 self._pause.failed(batch.segment, result)

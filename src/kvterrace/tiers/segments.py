@@ -74,7 +74,7 @@ class SegmentFiles:
     def __init__(self, engine: IoEngine, folder: Path, store_uuid: bytes) -> None:
         self.engine = engine
         self.folder = folder
-        self._store_uuid = store_uuid
+        self.store_uuid = store_uuid
         self._files: dict[int, IoFile] = {}
         self._nonces: dict[int, bytes] = {}
         self.footers: dict[int, FooterBuilder] = {}
@@ -94,6 +94,10 @@ class SegmentFiles:
         """What every record of segment `number` carries."""
         return self._nonces[number]
 
+    def is_open(self, number: int) -> bool:
+        """Whether segment `number` is in the tables."""
+        return number in self._files
+
     @property
     def direct(self) -> bool:
         """Whether I/O on every open segment bypasses the page cache; False if none is open."""
@@ -110,7 +114,7 @@ class SegmentFiles:
         """
         nonce = os.urandom(16)
         page = _aligned_page()
-        encode_segment_header(SegmentHeader(self._store_uuid, nonce, number, created_unix_ns, nbytes), page)
+        encode_segment_header(SegmentHeader(self.store_uuid, nonce, number, created_unix_ns, nbytes), page)
         file = self.engine.create(self.path(number), nbytes)
         try:
             self.engine.sync_folder(self.folder)
@@ -202,7 +206,7 @@ class SegmentFiles:
         contents = scan_segment(read, nbytes)
         match contents:
             case SegmentContents():
-                if contents.header.store_uuid != self._store_uuid or contents.header.segment_id != number:
+                if contents.header.store_uuid != self.store_uuid or contents.header.segment_id != number:
                     _log.warning("segment %s belongs to another store or has been renamed; it is not used", path)
                 else:
                     for problem in contents.problems:
