@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from itertools import islice
 
@@ -19,6 +20,7 @@ from kvterrace.engine.core import Core, OnResult
 from kvterrace.engine.gate import ReadGate
 from kvterrace.engine.landing import Copy, Landing, Want, finish_read, scatter_all, wanted_nbytes
 from kvterrace.engine.layers import LayerReads
+from kvterrace.engine.space import Segment
 from kvterrace.engine.transfers import Transfer, TransferKind
 from kvterrace.format.record import PAGE_NBYTES
 from kvterrace.health.breaker import Fault, fault_of
@@ -55,6 +57,8 @@ class Reader:
         self._prefetching_nbytes = 0
         #: None where there is no SSD tier.
         self.gate = None if core.files is None else ReadGate(core.clock, str(core.files.folder))
+        #: Told of a segment whose file a read says is gone or cut, and of that read.
+        self.suspect: Callable[[Segment, Landing], None] | None = None
         self._layers = LayerReads(
             core, self.gate, landing=self._landing, stopped=self._stopped, discard=self._discard, answer=self._answer
         )
@@ -312,12 +316,13 @@ class Reader:
                 elif isinstance(one.outcome, DeviceFailed) and len(group) > 1:
                     # one bad place must not cost the blocks beside it: each is read by itself before it is given up
                     one.outcome = None
+                    one.missing = False
                     one.memory[:PAGE_NBYTES] = 0
                     if io_class is IoClass.PREFETCH:
                         self._prefetching_nbytes += one.memory.nbytes
                     again.append(self._read([one], io_class))
                     continue
-                self._landed(one, condemned=asked and fault_of(result.error) is Fault.MEDIA)
+                self._landed(one, condemned=asked and (one.missing or fault_of(result.error) is Fault.MEDIA))
             if self._held_back:
                 again += self._prefetches()
             if again:
@@ -353,18 +358,28 @@ class Reader:
 
     def _discard(self, one: Landing, outcome: GetOutcome) -> None:
         """The copy on the SSD is not what it should be: never read it again."""
-        _log.warning("%s: %s; this copy is discarded", one.where, getattr(outcome, "reason", outcome))
         core = self._core
-        if core.bad is not None:
-            core.bad.went_wrong(one.key, one.segment, one.nonce, one.offset, one.geometry.record_nbytes)
-            if not core.bad.may_store(one.key):
-                core.ledger.bar(one.want.block)
+        if one.missing and self.suspect is not None:
+            self.suspect(one.segment, one)
+        else:
+            self.condemn(one, getattr(outcome, "reason", str(outcome)))
         core.ledger.lost(
             one.want.block,
             core.clock.monotonic_s(),
             segment=one.segment.number,
             page=one.offset // PAGE_NBYTES,
         )
+
+    def condemn(self, one: Landing, reason: str = "it could not be read in full") -> None:
+        """The place of this record is bad, and its block has failed."""
+        _log.warning("%s: %s; this copy is discarded", one.where, reason)
+        bad, table = self._core.bad, self._core.ledger.table
+        if bad is None:
+            return
+        bad.went_wrong(one.key, one.segment, one.nonce, one.offset, one.geometry.record_nbytes)
+        block = one.want.block
+        if not bad.may_store(one.key) and table.run[block] != NOWHERE and bytes(table.key[block]) == one.key:
+            self._core.ledger.bar(block)
 
     # -- ends ----------------------------------------------------------------------------------------------------------
 

@@ -39,6 +39,10 @@ class SegmentMaker:
         """Whether a segment is being sealed."""
         return bool(self._sealing)
 
+    def is_sealing(self, number: int) -> bool:
+        """Whether segment `number` is being sealed."""
+        return number in self._sealing
+
     @property
     def busy(self) -> bool:
         """Whether a segment is being made, sealed or removed."""

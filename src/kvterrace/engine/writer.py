@@ -7,6 +7,7 @@ from collections.abc import Callable
 from kvterrace.engine.blocks import DramState
 from kvterrace.engine.core import Core
 from kvterrace.engine.dirty import WriteBatch
+from kvterrace.engine.missing import MissingFiles
 from kvterrace.engine.pausing import WritePause
 from kvterrace.engine.reader import Reader
 from kvterrace.engine.reclaimer import Reclaimer
@@ -41,6 +42,8 @@ class Writer:
         self._tombstones = Tombstones(core, self._pause, self._syncing.wrote)
         self._maker = SegmentMaker(core, self._pause, self._syncing)
         self._reclaimer = Reclaimer(core, reader, self._maker, self._syncing, self._tombstones)
+        self._missing = MissingFiles(core, self._maker, self._tombstones, reader.condemn)
+        reader.suspect = self._missing.suspect
         #: Flushes under way.
         self.flushing = 0
         self._closing = False
@@ -69,7 +72,7 @@ class Writer:
         """Whether nothing is being written and, as far as writing is possible, nothing waits to be."""
         ledger = self._core.ledger
         waits = ledger.can_write and (self.owes(ledger.next_put_seq) or self._bad.busy)
-        return not waits and not (self._in_flight or self._maker.busy)
+        return not waits and not (self._in_flight or self._maker.busy or self._missing.busy)
 
     @property
     def pending(self) -> bool:
@@ -96,6 +99,7 @@ class Writer:
             self._tombstones.write()
             if ledger.needs_segment() or (self._tombstones.wait and self._space.open is None):
                 self._next_segment(now_s)
+        self._missing.pump(now_s)
         self._maker.seal_shut()
         if self._space.file_nbytes > self._space.cap_nbytes or (ledger.can_write and self._bad.wants_room):
             self._reclaimer.start(now_s)  # the store was opened with less room than it takes, or the log wants some
@@ -140,6 +144,8 @@ class Writer:
                 core.ledger.write_failed(batch)
                 core.ledger.dirty.hurry(batch.ids)
                 self._pause.failed(batch.segment, result)
+                if isinstance(result.error, FileNotFoundError):
+                    self._missing.suspect(batch.segment)
 
         self._batches += 1
         core.stats.ssd_write_requests += 1
