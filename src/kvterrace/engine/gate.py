@@ -31,6 +31,11 @@ class ReadGate:
         """Whether a read would be let through now."""
         return self.breaker.allows_reads()
 
+    @property
+    def busy(self) -> bool:
+        """Whether reads are under way."""
+        return bool(self._under_way)
+
     def admit(self, request: IoRequest) -> bool:
         """Let a read through, if the drive is fit for it; then `ended` must be told of its result."""
         ticket = self.breaker.admit(Side.READ)

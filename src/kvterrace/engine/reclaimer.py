@@ -8,7 +8,6 @@ import numpy.typing as npt
 from kvterrace.engine import reclaim
 from kvterrace.engine.blocks import NOWHERE, DramState, Ids
 from kvterrace.engine.core import Core
-from kvterrace.engine.pausing import PAUSE_S
 from kvterrace.engine.reader import Reader
 from kvterrace.engine.sealing import SegmentMaker
 from kvterrace.engine.space import Segment, SegmentState
@@ -21,6 +20,8 @@ __all__ = ["Reclaimer"]
 
 #: Where every segment is in use, this long until they are looked at again.
 _RECLAIM_AGAIN_S = 0.02
+#: Where a read of what must not be lost has failed, this long until the next try.
+_AFTER_FAILURE_S = 5.0
 #: Reclaims called off in a row because DRAM had no room for what must not be lost, until one goes on without it: else
 #: a full DRAM tier and a full drive would wait for each other for ever.
 _CALL_OFFS = 12
@@ -148,7 +149,7 @@ class Reclaimer:
             reclaim.holds_up(ledger, segment, block) for block in live[missing].tolist()
         ):
             self._called_off += not failed
-            self._reclaim_again_s = now_s + (PAUSE_S if failed else _RECLAIM_AGAIN_S)
+            self._reclaim_again_s = now_s + (_AFTER_FAILURE_S if failed else _RECLAIM_AGAIN_S)
             self._call_off(segment)
             return
         if self._kills_older(segment) and not self._tombstones_moved(segment, now_s):

@@ -111,6 +111,8 @@ class SegmentSpace:
         self.next_number = 1
         #: What other files of the partition take of the capacity.
         self.other_nbytes = 0
+        #: What all files may take while the drive has less room than the capacity; None: all of it.
+        self.limit_nbytes: int | None = None
         self._footer_nbytes = footer_nbytes
 
     @property
@@ -133,8 +135,9 @@ class SegmentSpace:
         return [segment for _, segment in sorted(self.segments.items()) if segment.state is state]
 
     def room_for_segment(self) -> bool:
-        """Whether one more segment stays under the cap."""
-        return self.file_nbytes + self.segment_nbytes <= self.cap_nbytes
+        """Whether one more segment stays under the cap, and under what the drive has room for."""
+        most = self.cap_nbytes if self.limit_nbytes is None else min(self.cap_nbytes, self.limit_nbytes)
+        return self.file_nbytes + self.segment_nbytes <= most
 
     def begin(self) -> Segment:
         """A new segment, to be created by the mover."""

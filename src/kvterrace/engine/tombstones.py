@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Callable
 
 from kvterrace.engine.core import Core
-from kvterrace.engine.pausing import WritePause
 from kvterrace.engine.space import Segment
+from kvterrace.engine.write_gate import WriteGate
 from kvterrace.format.record import (
     PAGE_NBYTES,
     RecordHeader,
@@ -30,11 +30,11 @@ _KEYS = 4096
 class Tombstones:
     """The line of keys to be written down as dead. Used under the store's lock."""
 
-    def __init__(self, core: Core, pause: WritePause, on_written: Callable[[Segment], None]) -> None:
+    def __init__(self, core: Core, gate: WriteGate, on_written: Callable[[Segment], None]) -> None:
         """`on_written` is told of each segment that a tombstone was written to."""
         assert core.files is not None and core.ledger.space is not None
         self._core = core
-        self._pause = pause
+        self._gate = gate
         self._on_written = on_written
         self._files = core.files
         self._space = core.ledger.space
@@ -69,7 +69,7 @@ class Tombstones:
     def write(self) -> None:
         """Submit one record of those that wait, into the open segment; shut that if it has no room."""
         core, segment = self._core, self._space.open
-        if not self._waiting or segment is None:
+        if not self._waiting or segment is None or not self._gate.is_open:
             return
         digest, _, put_seq = self._waiting[0]
         most = self._most_keys
@@ -111,10 +111,11 @@ class Tombstones:
                 self._waiting.extend(some)
                 if core.bad is not None:
                     core.bad.not_written(segment, result)
-                self._pause.failed(segment, result)
+                self._gate.failed(segment, result)
 
         file = self._files.file(segment.number)
-        core.engine.submit([IoRequest(IoKind.WRITE, IoClass.DEMOTION, file, offset, [memory], tag=on_result)])
+        sent = self._gate.submit(IoRequest(IoKind.WRITE, IoClass.DEMOTION, file, offset, [memory]), on_result)
+        assert sent, "the gate was open"
 
     @property
     def _most_keys(self) -> int:

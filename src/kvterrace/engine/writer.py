@@ -8,13 +8,13 @@ from kvterrace.engine.blocks import DramState
 from kvterrace.engine.core import Core
 from kvterrace.engine.dirty import WriteBatch
 from kvterrace.engine.missing import MissingFiles
-from kvterrace.engine.pausing import WritePause
 from kvterrace.engine.reader import Reader
 from kvterrace.engine.reclaimer import Reclaimer
 from kvterrace.engine.sealing import SegmentMaker
 from kvterrace.engine.space import Segment
 from kvterrace.engine.syncing import Syncing
 from kvterrace.engine.tombstones import Tombstones
+from kvterrace.engine.write_gate import WriteGate
 from kvterrace.format.record import RecordHeader, decode_header, place
 from kvterrace.io.base import IoClass, IoKind, IoRequest, IoResult
 
@@ -37,10 +37,11 @@ class Writer:
         assert core.bad is not None
         self._bad = core.bad
         self._batches = 0
-        self._pause = WritePause(core)
-        self._syncing = Syncing(core, self._pause, lost=self._lost, over=lambda one: self._reclaimer.is_done_with(one))
-        self._tombstones = Tombstones(core, self._pause, self._syncing.wrote)
-        self._maker = SegmentMaker(core, self._pause, self._syncing)
+        assert reader.gate is not None
+        self._gate = WriteGate(core, reader.gate)
+        self._syncing = Syncing(core, self._gate, lost=self._lost, over=lambda one: self._reclaimer.is_done_with(one))
+        self._tombstones = Tombstones(core, self._gate, self._syncing.wrote)
+        self._maker = SegmentMaker(core, self._gate, self._syncing)
         self._reclaimer = Reclaimer(core, reader, self._maker, self._syncing, self._tombstones)
         self._missing = MissingFiles(core, self._maker, self._tombstones, reader.condemn)
         reader.suspect = self._missing.suspect
@@ -86,12 +87,12 @@ class Writer:
     def pump(self, now_s: float, *, pressed: bool) -> None:
         """Submit what is due. `pressed`: somebody waits for room."""
         ledger = self._core.ledger
-        if not self._closing:
-            self._pause.resume(now_s)
+        self._gate.pump(now_s, wanted=self.pending)
+        self._maker.pump(now_s)
         pressed = pressed or self.flushing > 0
         if ledger.can_write:
             self._bad.pump(now_s)  # before a segment takes the room
-            while self._in_flight < _DEPTH:
+            while self._gate.is_open and self._in_flight - self._gate.hung < _DEPTH:
                 batch = ledger.next_write(now_s, pressed=pressed)
                 if batch is None:
                     break
@@ -100,10 +101,13 @@ class Writer:
             if ledger.needs_segment() or (self._tombstones.wait and self._space.open is None):
                 self._next_segment(now_s)
         self._missing.pump(now_s)
-        self._maker.seal_shut()
+        if ledger.can_write:
+            self._maker.seal_shut()
+        self._syncing.pump()
         if self._space.file_nbytes > self._space.cap_nbytes or (ledger.can_write and self._bad.wants_room):
             self._reclaimer.start(now_s)  # the store was opened with less room than it takes, or the log wants some
-        self._reclaimer.ahead(now_s)
+        if ledger.can_write:
+            self._reclaimer.ahead(now_s)
         self._reclaimer.go_on(now_s)
 
     def seal_open(self) -> None:
@@ -143,15 +147,15 @@ class Writer:
                 self._bad.not_written(batch.segment, result)
                 core.ledger.write_failed(batch)
                 core.ledger.dirty.hurry(batch.ids)
-                self._pause.failed(batch.segment, result)
+                self._gate.failed(batch.segment, result)
                 if isinstance(result.error, FileNotFoundError):
                     self._missing.suspect(batch.segment)
 
         self._batches += 1
         core.stats.ssd_write_requests += 1
-        core.engine.submit(
-            [IoRequest(IoKind.WRITE, IoClass.DEMOTION, self._files.file(number), batch.offset, buffers, tag=on_result)]
-        )
+        request = IoRequest(IoKind.WRITE, IoClass.DEMOTION, self._files.file(number), batch.offset, buffers)
+        sent = self._gate.submit(request, on_result, excuse=self._maker.helps)
+        assert sent, "the gate was open"
 
     def _lost(self, segment: Segment) -> None:
         """What was written to `segment` may be gone: what DRAM still holds of it is written anew."""

@@ -30,7 +30,7 @@ from kvterrace.format.segment import (
 from kvterrace.io.base import IoEngine, IoFile
 from kvterrace.types import DeviceFailed
 
-__all__ = ["NewFile", "RecoveredSegment", "SegmentFiles", "footer_room_nbytes"]
+__all__ = ["NewFile", "RecoveredSegment", "SegmentFiles", "footer_room_nbytes", "new_page"]
 
 _log = logging.getLogger(__name__)
 _NAME = re.compile(r"([0-9a-f]{8})\.seg")
@@ -113,7 +113,7 @@ class SegmentFiles:
         The header page is still to be written at offset 0. Raises OSError.
         """
         nonce = os.urandom(16)
-        page = _aligned_page()
+        page = new_page()
         encode_segment_header(SegmentHeader(self.store_uuid, nonce, number, created_unix_ns, nbytes), page)
         file = self.engine.create(self.path(number), nbytes)
         try:
@@ -189,13 +189,13 @@ class SegmentFiles:
         except OSError as error:
             _log.warning("segment %s cannot be opened (%s); its blocks are lost to this process", path, error)
             return None, False
-        buffer = _aligned_page(256)
+        buffer = new_page(256)
         readable = True
 
         def read(offset: int, want: int) -> Bytes:
             nonlocal buffer, readable
             if want > buffer.nbytes:
-                buffer = _aligned_page(want // PAGE_NBYTES)
+                buffer = new_page(want // PAGE_NBYTES)
             got = 0
             try:
                 got = self.engine.read_now(file, offset, buffer[:want])
@@ -231,7 +231,8 @@ class SegmentFiles:
         return None, False
 
 
-def _aligned_page(pages: int = 1) -> Bytes:
+def new_page(pages: int = 1) -> Bytes:
+    """Page-aligned memory, zeros."""
     memory = np.zeros((pages + 1) * PAGE_NBYTES, np.uint8)
     start = -memory.ctypes.data % PAGE_NBYTES
     return memory[start : start + pages * PAGE_NBYTES]
