@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.harness import SMALL, Box, chain_of, kinds
+from tests.harness import SMALL, Box, Get, chain_of, kinds
 
 from kvterrace.io.base import IoKind
 from kvterrace.io.faults import Fail, Hang
@@ -162,4 +162,54 @@ def test_errors_of_one_kind_stop_writes_though_others_succeed(box: Box, kind: An
     box.faults.clear()
     run(box, 70.0)
     assert box.store.flush(10.0)
+    box.check()
+
+
+# -- room in DRAM while nothing is written -----------------------------------------------------------------------------
+
+
+def read_only(box: Box, cold: int) -> None:
+    """A drive that has chains of one block, 100 to 100 + `cold`, and then takes no writes any more."""
+    for way in range(100, 100 + cold):
+        box.put_now(chain_of(SMALL, [way]))
+    box.cool()
+    box.faults.add(Fail(errno.EROFS), IoKind.WRITE)
+    box.faults.add(Fail(errno.EROFS), "create")
+    box.put_now(chain_of(SMALL, [99]))
+    assert box.store.flush(0.1) is False
+    assert not box.store.stats().ssd_writable
+
+
+def still_there(box: Box, ways: range) -> list[int]:
+    return [way for way in ways if box.store.match(chain_of(SMALL, [way])).tiers == (Tier.DRAM,)]
+
+
+def test_copies_with_another_below_make_room_before_last_ones(tmp_path: Path) -> None:
+    box = Box(tmp_path / "store", dram_blocks=12, segments=20)
+    read_only(box, 4)
+    box.put_now(chain_of(SMALL, [1]))
+    for way in range(100, 104):  # used last: by recency alone, they would stay
+        assert box.get_now(chain_of(SMALL, [way])) == [Hit(Tier.SSD)]
+    for way in range(2, 11):  # one block of 99, ten of these, one to spare for the promoted ones
+        assert kinds(box.put_now(chain_of(SMALL, [way]))) == ["Stored"]
+    assert still_there(box, range(1, 11)) == list(range(1, 11))
+    assert box.store.stats().dropped_blocks == 0
+    box.check()
+
+
+@pytest.mark.parametrize("at_once", [1, 40])
+def test_promotions_push_out_a_few_last_copies_at_most(tmp_path: Path, at_once: int) -> None:
+    box = Box(tmp_path / "store", dram_blocks=16, segments=20, latency_s=0.05, parallel=2)
+    read_only(box, 40)
+    for way in range(1, 16):
+        assert kinds(box.put_now(chain_of(SMALL, [way]))) == ["Stored"]
+    assert still_there(box, range(1, 16)) == list(range(1, 16))
+    for _ in range(2):
+        for first in range(100, 140, at_once):
+            gets = [Get(box.store, chain_of(SMALL, [way])) for way in range(first, first + at_once)]
+            for get in gets:
+                box.wait(get.transfer)
+                get.check()
+                assert get.transfer.outcomes in ([Hit(Tier.SSD)], [Hit(Tier.DRAM)])
+    assert box.store.stats().dropped_blocks <= (1 if at_once == 1 else 8)
     box.check()

@@ -126,7 +126,7 @@ class Reader:
                     at_once *= 2
                     ids = np.array([one.block for one in batch], np.int32)
                     demand = io_class is IoClass.DEMAND
-                    got = self._core.ledger.reserve_all(ids, DramState.READING, last_copies=demand)
+                    got = self._reserve(ids, demand=demand)
                     for one in batch[:got]:
                         queue.popleft()
                         landings.append(self._landing(one, self._core.slot(one.block)))
@@ -147,6 +147,26 @@ class Reader:
                 io_class is IoClass.PREFETCH or now_s - queue[0].transfer.submitted_s >= self._busy_after_s
             ):
                 self._answer(queue.popleft(), Busy())
+
+    def _reserve(self, ids: Ids, *, demand: bool) -> int:
+        """Slots for reads: how many of `ids` got one. For demand, where nothing can be written and DRAM holds nothing
+        but last copies, a few of those go: for as many slots as reads then hand on to each other.
+        """
+        ledger = self._core.ledger
+        got = ledger.reserve_all(ids, DramState.READING, last_copies=False)
+        if got or not demand or ledger.can_write or self._slots_to_come:
+            return got
+        return ledger.reserve_all(ids[:_FIRST_WANTS], DramState.READING, last_copies=True)
+
+    @property
+    def _slots_to_come(self) -> bool:
+        """Whether a slot becomes free without anything being lost: a read is under way, or what has a copy below is in
+        use.
+        """
+        if self._shared:
+            return True
+        table = self._core.ledger.table
+        return bool(((table.state == _READY) & (table.segment != NOWHERE) & (table.users > 0)).any())
 
     def _slotless(self, queue: deque[Want], limit: int) -> list[Want]:
         """The wants at the head of `queue`, up to `limit`, that all need a slot of one size, no two for the same

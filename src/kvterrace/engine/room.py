@@ -52,8 +52,8 @@ class DramRoom:
     def reserve_all(self, ids: Ids, state: DramState, *, last_copies: bool) -> int:
         """Give blocks of one namespace slots, in order, as many as there is room for; returns how many.
 
-        For room, blocks that have a copy below are given up; with `last_copies`, where nothing can be written, others,
-        too, but none that these blocks hang on.
+        For room, blocks that have a copy below are given up; with `last_copies`, where nothing can be written and none
+        of those is left, others, too, but none that these blocks hang on.
         """
         if not len(ids):
             return 0
@@ -84,11 +84,19 @@ class DramRoom:
                 continue
             if not victims:
                 wanted = nbytes * (count - len(offsets))
-                victims = self._dram.victims(wanted, self._slot_nbytes, droppable=droppable, keep=keep)[::-1].tolist()
+                victims = self._victims(wanted, droppable=droppable, keep=keep)
                 if not victims:
                     break
             self._evict_some(victims, nbytes * (count - len(offsets)))
         return offsets
+
+    def _victims(self, nbytes: int, *, droppable: bool, keep: Collection[int]) -> list[int]:
+        """What to give up for `nbytes` of room, the last first. Last copies only where there is nothing else."""
+        for last_copies in (False, True) if droppable else (False,):
+            found = self._dram.victims(nbytes, self._slot_nbytes, droppable=last_copies, keep=keep)
+            if len(found):
+                return found[::-1].tolist()  # type: ignore[no-any-return] # numpy has no type for it
+        return []
 
     def _evict_some(self, victims: list[int], nbytes: int) -> None:
         """Give up the last of `victims`, and the last copies before it in the list that are of the same run, for up to
