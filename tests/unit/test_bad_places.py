@@ -209,10 +209,13 @@ def test_the_log_takes_its_room_from_the_capacity(tmp_path: Path) -> None:
     box.cool()
     space = box.store._core.ledger.space
     assert space is not None and space.other_nbytes == 0
+    box.cap_nbytes = space.cap_nbytes = space.file_nbytes + 4096  # a page short
+    reclaimed = box.store.stats().reclaimed_segments
     fail_once(box, last, 3)
     for _ in range(100):
         box.step(0.05)
         box.check()
+    assert box.store.stats().reclaimed_segments > reclaimed
     log_nbytes = log_nbytes_for(5 * SEGMENT_NBYTES)
     assert space.other_nbytes == log_nbytes == 8192 and list(map(len, logs(box).values())) == [8192]
     assert box.reopen()
