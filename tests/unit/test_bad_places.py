@@ -12,7 +12,7 @@ from kvterrace.engine.bad_places import ONLY_DRIVE_STRIKES, BadPlaces
 from kvterrace.engine.blocks import NOWHERE
 from kvterrace.health.quarantine import log_nbytes_for
 from kvterrace.io.base import IoKind
-from kvterrace.io.faults import Fail, FlipBit
+from kvterrace.io.faults import Fail, FlipBit, Operation
 from kvterrace.keys import KeyChain
 from kvterrace.types import Hit, Present, Stored, Tier
 
@@ -211,11 +211,19 @@ def test_the_log_takes_its_room_from_the_capacity(tmp_path: Path) -> None:
     assert space is not None and space.other_nbytes == 0
     box.cap_nbytes = space.cap_nbytes = space.file_nbytes + 4096  # a page short
     reclaimed = box.store.stats().reclaimed_segments
+    then: list[int] = []
+
+    def look(operation: Operation) -> bool:
+        then.append(operation.nbytes + sum(file.allocated_nbytes for file in box.device._medium.names.values()))
+        return False
+
+    box.faults.add(Fail(errno.EIO), "create", when=look)
     fail_once(box, last, 3)
     for _ in range(100):
         box.step(0.05)
         box.check()
     assert box.store.stats().reclaimed_segments > reclaimed
+    assert len(then) == 1 and then[0] <= box.cap_nbytes
     log_nbytes = log_nbytes_for(5 * SEGMENT_NBYTES)
     assert space.other_nbytes == log_nbytes == 8192 and list(map(len, logs(box).values())) == [8192]
     assert box.reopen()
