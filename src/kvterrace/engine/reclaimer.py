@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from kvterrace.engine import reclaim
+from kvterrace.engine import reclaim, residence
 from kvterrace.engine.blocks import NOWHERE, DramState, Ids
 from kvterrace.engine.core import Core
 from kvterrace.engine.reader import Reader
@@ -88,10 +88,10 @@ class Reclaimer:
         if self._reader.gate is not None and not self._reader.gate.is_open:
             return  # what is worth keeping could not be read
         ledger = self._core.ledger
-        found = reclaim.choose(ledger, now_s, only=lambda one: self._may_go(one) and one.number not in self._avoided)
+        found = residence.choose(ledger, now_s, only=lambda one: self._may_go(one) and one.number not in self._avoided)
         if found is None:
             self._avoided.clear()
-            found = reclaim.choose(ledger, now_s, only=self._may_go)
+            found = residence.choose(ledger, now_s, only=self._may_go)
         if found is None:
             self._reclaim_again_s = now_s + _RECLAIM_AGAIN_S
             return

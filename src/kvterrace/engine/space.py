@@ -44,6 +44,7 @@ class Segment:
         number: unique in the partition, rising; names the file.
         file_nbytes: what the file takes of the capacity.
         used_nbytes: where the next record goes.
+        written_s: when it was last written to, by the monotonic clock; of one found at open, long ago.
         records: records placed in it, whether or not they are still live.
         live_nbytes: bytes of records that the index points to.
         writers: writes in flight; it is not sealed before they end.
@@ -64,6 +65,7 @@ class Segment:
         "state",
         "tombstones",
         "used_nbytes",
+        "written_s",
         "writers",
     )
 
@@ -79,6 +81,7 @@ class Segment:
         self.readers = 0
         self.reserved_nbytes = 0
         self.tombstones: list[tuple[bytes, bytes, int]] = []
+        self.written_s = float("-inf")
         self._ids: list[Ids] = []
 
     def __repr__(self) -> str:

@@ -42,6 +42,7 @@ class Syncing:
     def wrote(self, segment: Segment) -> None:
         """A write to `segment` has ended well."""
         self._writes += 1
+        segment.written_s = self._core.clock.monotonic_s()
         self._unsynced[segment.number] = self._writes
 
     def forget(self, number: int) -> None:
