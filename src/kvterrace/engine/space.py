@@ -65,8 +65,8 @@ class Segment:
         "state",
         "tombstones",
         "used_nbytes",
-        "written_s",
         "writers",
+        "written_s",
     )
 
     def __init__(self, number: int, state: SegmentState, file_nbytes: int) -> None:

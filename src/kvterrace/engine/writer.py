@@ -47,7 +47,6 @@ class Writer:
         reader.suspect = self._missing.suspect
         #: Flushes under way.
         self.flushing = 0
-        self._closing = False
 
     # -- what is asked of it -------------------------------------------------------------------------------------------
 
@@ -115,8 +114,7 @@ class Writer:
         self._space.shut()
 
     def close(self) -> None:
-        """Seal the open segment, begin no reclaim, and do not try again what has failed."""
-        self._closing = True
+        """Seal the open segment, and begin no reclaim."""
         self._reclaimer.close()
         self.seal_open()
 
