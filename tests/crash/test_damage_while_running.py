@@ -12,9 +12,13 @@ from pathlib import Path
 
 import pytest
 from tests.crash.kit import RECORD_NBYTES, all_hits, chain_of, checked, opened, put, segments, stored, until
+from tests.harness import SMALL, Box, kinds
+from tests.harness import chain_of as box_chain
 
 from kvterrace import KVLayout, Namespace, Store
 from kvterrace.format.record import PAGE_NBYTES
+from kvterrace.io.base import IoKind
+from kvterrace.io.faults import Short
 from kvterrace.observe.inspection import inspect_store
 from kvterrace.observe.verification import verify_store
 
@@ -211,6 +215,37 @@ def test_a_file_removed_while_it_has_no_descriptor(tmp_path: Path, caplog: pytes
     assert len([one for one in caplog.records if "removed" in one.message]) == len(caplog.records) == 1
     with opened(path, ssd_bytes="8MiB") as store:
         all_hits(store, _CHAIN)
+
+
+def test_a_cut_through_the_last_record_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "kv"
+    caplog.set_level(logging.WARNING, "kvterrace")
+    with opened(path) as store:
+        stored(store, _CHAIN)
+        _cool(store)
+        _cut(PAGE_NBYTES + 6 * RECORD_NBYTES - 100)(segments(path)[0])
+        assert _letters(checked(store, _CHAIN)) == "HHHHHF"  # type: ignore[arg-type]
+        until(lambda: len(caplog.records) == 1)
+        assert "was cut to 53148 B" in caplog.records[0].message and "the 1 blocks" in caplog.records[0].message
+        assert store.stats().ssd_quarantined == 0
+        stored(store, _CHAIN)
+        assert store.flush(30.0)
+    with opened(path) as store:
+        all_hits(store, _CHAIN)
+
+
+def test_a_read_that_is_short_of_a_whole_file_condemns_the_place(tmp_path: Path) -> None:
+    """The file is as long as it should be: the drive did not bring what it has."""
+    box = Box(tmp_path / "store")
+    chain = box_chain(SMALL, [1, 2, 3])
+    box.put_now(chain)
+    box.cool()
+    box.faults.add(Short(4096), IoKind.READ, when=lambda op: op.offset == 4096 + 2 * 8192, nth=1)
+    assert kinds(box.get_now(chain, 2, 3)) == ["DeviceFailed"]
+    box.rest()
+    assert box.store.stats().ssd_quarantined == 2
+    assert kinds(box.get_now(chain)) == ["Hit", "Hit", "Miss"]
+    box.check()
 
 
 def test_a_removed_file_is_noticed_without_a_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

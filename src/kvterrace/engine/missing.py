@@ -115,17 +115,21 @@ class MissingFiles:
             return
         info = found.get(self._files.path(number).name)
         nbytes = 0 if info is None else info.nbytes
+        cut = 0  # of the reads that came short, those that did for lack of a file
         for landing in short:
             if landing.offset + landing.geometry.record_nbytes <= nbytes:
                 self._condemn(landing)
+            else:
+                cut += 1
         table = ledger.table
         ids = ids[table.segment[ids] == number]
         sizes = np.array([ledger.geometry_of(block).record_nbytes for block in ids.tolist()], np.int64)
         gone = ids[table.page[ids].astype(np.int64) * PAGE_NBYTES + sizes > nbytes] if len(ids) else ids
-        if info is not None and not len(gone) and not any(one.offset >= nbytes for one in short):
+        if info is not None and not len(gone) and not cut:
             return
         if segment.state in _AT_REST:
             self._cut[number] = segment
+            self._maker.not_sealed.add(number)
             if segment is self._space.open:
                 self._space.shut()
             taken = 0 if info is None else max(info.nbytes, info.allocated_nbytes)
@@ -138,10 +142,9 @@ class MissingFiles:
         if number not in self._told:
             self._told.add(number)
             what = "was removed" if info is None else f"was cut to {nbytes} B"
-            count = len(gone) + sum(one.offset + one.geometry.record_nbytes > nbytes for one in short)
             _log.warning(
                 "%s %s by somebody else; the %d blocks lost with it are recomputed when they are wanted",
                 self._files.path(number),
                 what,
-                count,
+                len(gone) + cut,
             )

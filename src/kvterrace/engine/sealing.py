@@ -33,6 +33,8 @@ class SegmentMaker:
         self._ends: dict[int, int] = {}  # of those, what their file is cut to
         self._steps: set[int] = set()  # segments of which a step is under way
         self._removing = 0
+        #: Segments that are not to be sealed: their records are not what a footer would say.
+        self.not_sealed: set[int] = set()
 
     @property
     def creating(self) -> bool:
@@ -111,7 +113,7 @@ class SegmentMaker:
         for segment in self._space.in_state(SegmentState.SEALING):
             if segment.number in self._sealing:
                 self._next_step(segment)
-            elif not segment.writers:
+            elif not segment.writers and segment.number not in self.not_sealed:
                 self._seal(segment)
 
     def _seal(self, segment: Segment) -> None:
@@ -173,6 +175,7 @@ class SegmentMaker:
         if self._core.bad is not None and self._files.is_open(number):
             self._core.bad.forget_segment(self._files.nonce(number))
         self._files.forget(number)
+        self.not_sealed.discard(number)
         self._syncing.forget(number)
         self._removing += 1
 
