@@ -214,7 +214,7 @@ def test_a_drive_smaller_than_the_capacity_is_used_up_and_goes_on(
 
 
 @pytest.mark.usefixtures("short_pause")
-def test_others_who_take_what_the_store_makes_room_for_get_one_segment(mount: Mount) -> None:
+def test_others_who_take_what_the_store_makes_room_for_do_not_get_all(mount: Mount) -> None:
     drive = mount("drive", "-t", "tmpfs", "-o", "size=48m", "tmpfs")
     with opened(drive / "kv", ssd_bytes=64 * MiB) as store:
         for number in range(250):  # ten segments of 4 MiB

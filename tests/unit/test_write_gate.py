@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.harness import SMALL, Box, Get, chain_of, kinds
+from tests.harness import SEGMENT_NBYTES, SMALL, Box, Get, chain_of, kinds
 
-from kvterrace.io.base import IoKind
+from kvterrace.engine.fullness import Fullness
+from kvterrace.engine.space import SegmentState
+from kvterrace.io.base import IoClass, IoKind, IoRequest, IoResult
 from kvterrace.io.faults import Fail, Hang
 from kvterrace.types import Hit, Stored, Tier
 
@@ -55,9 +57,10 @@ def test_a_hanging_write_stops_writes_and_holds_up_nobody(box: Box, caplog: pyte
     box.check()
 
 
-def test_a_drive_whose_writes_all_hang_is_given_few(box: Box) -> None:
+def test_a_drive_whose_writes_all_hang_is_given_few(tmp_path: Path) -> None:
+    box = Box(tmp_path / "store", dram_blocks=24, segments=20, parallel=32)
     box.faults.add(Hang(), IoKind.WRITE, when=lambda op: op.offset > 0)
-    for way in range(10, 16):
+    for way in range(10, 20):
         box.put_now(chain_of(SMALL, [way, 1]))
         run(box, 33.0)
     assert 2 <= len(box.faults.fired) <= 4
@@ -213,3 +216,34 @@ def test_promotions_push_out_a_few_last_copies_at_most(tmp_path: Path, at_once: 
                 assert get.transfer.outcomes in ([Hit(Tier.SSD)], [Hit(Tier.DRAM)])
     assert box.store.stats().dropped_blocks <= (1 if at_once == 1 else 8)
     box.check()
+
+
+# -- a drive with less room than the capacity --------------------------------------------------------------------------
+
+
+def test_a_segment_is_given_up_for_each_new_one_and_none_for_a_theft(box: Box) -> None:
+    """C11, in steps: twelve segments are there when the drive is full first; six of them stay whatever happens."""
+    fullness = Fullness(box.store._core)
+    space = box.store._core.ledger.space
+    assert space is not None
+    for _ in range(12):
+        space.begin().state = SegmentState.SEALED
+    refused = IoResult(IoRequest(IoKind.CALL, IoClass.DEMOTION), crash=OSError(errno.ENOSPC, "full"))
+    assert fullness.helps(IoResult(refused.request, crash=OSError(errno.EIO, "bad"))) is False
+    assert space.limit_nbytes is None and space.room_for_segment()
+    held = 12
+    assert fullness.helps(refused) is True
+    while True:
+        assert space.limit_nbytes == held * SEGMENT_NBYTES and not space.room_for_segment()
+        del space.segments[min(space.segments)]  # reclaimed
+        held -= 1
+        assert space.room_for_segment()
+        assert fullness.helps(refused) is False  # somebody else took it: nothing more is given up
+        fullness.made()  # later there was room, and now none again
+        if not fullness.helps(refused):
+            break
+    assert held == 6
+    space.limit_nbytes = None
+    for _ in range(2):
+        del space.segments[min(space.segments)]
+    assert Fullness(box.store._core).helps(refused) is False  # four: too few to give one up
