@@ -272,3 +272,15 @@ def test_two_geometries_and_a_place_on_their_border(box: Box) -> None:
 
 def test_the_size_of_a_log_by_capacity() -> None:
     assert [log_nbytes_for(cap) for cap in (1 << 20, 16 << 20, 1 << 40)] == [16 << 10, 256 << 10, 256 << 10]
+
+
+def test_a_drive_on_which_too_much_goes_wrong_is_reported_once(box: Box, caplog: pytest.LogCaptureFixture) -> None:
+    box.put_now(FOUR)
+    box.cool()
+    (segment,) = box.store._core.ledger.space.segments.values()  # type: ignore[union-attr]
+    entries = log_nbytes_for(20 * SEGMENT_NBYTES) // 64 // 2  # half a file of entries of 64 B; two for each failure
+    for number in range(entries):
+        told = [one for one in caplog.records if "replace it" in one.message]
+        assert len(told) == (1 if 2 * number >= entries else 0), number
+        bad_of(box).went_wrong(number.to_bytes(32, "little"), segment, b"n" * 16, number * 8192, 8192)
+    assert len(bad_of(box)) == entries

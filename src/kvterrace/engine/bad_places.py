@@ -47,6 +47,7 @@ class BadPlaces:
         self._counted_nbytes = 0  # of the logs, in `space.other_nbytes`
         self._again_s = float("-inf")
         self._quiet = False
+        self._told_full = False
 
     # -- asking --------------------------------------------------------------------------------------------------------
 
@@ -94,6 +95,13 @@ class BadPlaces:
     def went_wrong(self, key: bytes, segment: Segment, nonce: bytes, offset: int, nbytes: int) -> None:
         """The record of block `key` at this place could not be read, or was not that block."""
         self._quarantine.add(key, segment=segment.number, nonce=nonce, offset=offset, nbytes=nbytes)
+        if self._quarantine.full and not self._told_full:
+            self._told_full = True
+            _log.warning(
+                "%s: %d places and blocks went wrong on this drive, as many as are remembered; replace it",
+                self._files.folder,
+                len(self._quarantine),
+            )
 
     def not_written(self, segment: Segment, result: IoResult) -> None:
         """A write into `segment` has failed. If the place is to blame, nothing that lies there is believed later."""
