@@ -72,6 +72,20 @@ def test_a_drive_whose_writes_all_hang_is_given_few(tmp_path: Path) -> None:
     box.check()
 
 
+def test_a_process_that_was_stopped_does_not_blame_the_drive(box: Box) -> None:
+    """An hour passes in which nobody looks: what the drive had done long since is not hanging."""
+    box.put_now(FOUR)
+    box.clock.advance(2.5)
+    box.store._mover.pump()  # a write is on its way
+    assert box.device.in_flight
+    box.clock.advance(3600.0)
+    box.store._mover.pump()  # by somebody who puts or gets, before its end was taken in
+    assert box.store.stats().ssd_writable
+    box.rest()
+    assert box.store.flush(1.0)
+    box.check()
+
+
 def test_closing_with_a_write_that_hangs_is_bounded_and_honest(box: Box) -> None:
     box.faults.add(Hang(), IoKind.WRITE, when=lambda op: op.offset > 0)
     box.put_now(FOUR)

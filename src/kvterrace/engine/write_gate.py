@@ -18,6 +18,8 @@ _log = logging.getLogger(__name__)
 
 #: Reads go first: while some are under way, a write may wait this many times as long before it counts as hanging.
 _BEHIND_READS = 3
+#: Most time between two looks that counts as waiting for the drive: who drives a store looks once a second.
+_WATCH_S = 2.0
 #: Writes that may hang at once. The device holds memory of each, and an engine a thread.
 _MOST_HUNG = 4
 #: Where reads are stopped nothing is written either; if nobody tries a read for this long, the store does.
@@ -42,7 +44,8 @@ class WriteGate:
         self._space = core.ledger.space
         self._under_way: dict[IoRequest, Ticket] = {}  # oldest first
         self._hung: set[IoRequest] = set()
-        self._progress_s = core.clock.monotonic_s()  # when a write last ended, or the first of those under way was sent
+        self._silent_s = 0.0  # watched since a write last ended, or the first of those under way was sent
+        self._watched_s = core.clock.monotonic_s()
         self._read_due_s: float | None = None  # since when a read is wanted to try the drive
         self._quiet_until_s = float("-inf")
 
@@ -85,7 +88,7 @@ class WriteGate:
         if ticket is None:
             return False
         if not self._under_way:
-            self._progress_s = self._core.clock.monotonic_s()
+            self._silent_s = 0.0
         self._under_way[request] = ticket
 
         def on_end(result: IoResult) -> None:
@@ -100,7 +103,7 @@ class WriteGate:
         request, now_s = result.request, self._core.clock.monotonic_s()
         ticket = self._under_way.pop(request)
         self._hung.discard(request)
-        self._progress_s = now_s
+        self._silent_s = 0.0
         fault = result.error or result.crash
         if fault is None and result.complete and not proof and self._breaker.state(Side.WRITE) is BreakerState.CLOSED:
             self._breaker.unused(ticket)
@@ -132,13 +135,16 @@ class WriteGate:
 
     def pump(self, now_s: float, *, wanted: bool) -> None:
         """To be called now and then: finds out what hangs; `wanted`: something waits to be written."""
+        # a process that was stopped, or busy elsewhere, has not looked: what ended meanwhile is about to be told
+        self._silent_s += min(now_s - self._watched_s, _WATCH_S)
+        self._watched_s = now_s
         limit_s = HANG_S * (_BEHIND_READS if self._reads.busy else 1)
-        if len(self._under_way) > len(self._hung) and now_s - self._progress_s >= limit_s:
+        if len(self._under_way) > len(self._hung) and self._silent_s >= limit_s:
             for request, ticket in self._under_way.items():
                 if request not in self._hung:
                     self._hung.add(request)
                     self._breaker.hung(ticket)
-            self._progress_s = now_s
+            self._silent_s = 0.0
         self._core.ledger.can_write = self.takes_writes
         if not wanted or not self._breaker.probe_due(Side.READ):
             self._read_due_s = None
