@@ -250,9 +250,9 @@ def test_segments_are_sealed_by_close_and_reopened_by_their_footer(tmp_path: Pat
     segment.write_bytes(before)
     with opened(tmp_path / "kv") as store:  # the place is remembered as bad (R34), whatever it holds now
         assert hits(checked(store, chain_of(0, 8))) == [False] + [True] * 7
+        assert store.stats().ssd_written_nbytes == 0
         stored(store, chain_of(0, 8))
         all_hits(store, chain_of(0, 8))
-        assert store.stats().ssd_written_nbytes == 0
 
 
 def test_an_unsealed_segment_is_scanned_sealed_and_cut(tmp_path: Path) -> None:
