@@ -31,8 +31,8 @@ class SegmentMaker:
 
     @property
     def creating(self) -> bool:
-        """Whether a segment is being made."""
-        return bool(self._space.in_state(SegmentState.CREATING))
+        """Whether a segment that will be the open one is being made, or made sure of."""
+        return bool(self._space.in_state(SegmentState.CREATING) or self._space.in_state(SegmentState.RESUMING))
 
     @property
     def sealing(self) -> bool:

@@ -29,6 +29,8 @@ class SegmentState(enum.Enum):
     """A segment's life, in this order."""
 
     CREATING = "creating"
+    #: Found without a footer at open; to be the open one again once what was found in it is durable.
+    RESUMING = "resuming"
     OPEN = "open"
     SEALING = "sealing"
     SEALED = "sealed"

@@ -10,6 +10,7 @@ from kvterrace.engine.dirty import WriteBatch
 from kvterrace.engine.pausing import WritePause
 from kvterrace.engine.reader import Reader
 from kvterrace.engine.reclaimer import Reclaimer
+from kvterrace.engine.resuming import Resumer, is_worth_sealing
 from kvterrace.engine.sealing import SegmentMaker
 from kvterrace.engine.space import Segment
 from kvterrace.engine.syncing import Syncing
@@ -38,6 +39,7 @@ class Writer:
         self._syncing = Syncing(core, self._pause, lost=self._lost, over=lambda one: self._reclaimer.is_done_with(one))
         self._tombstones = Tombstones(core, self._pause, self._syncing.wrote)
         self._maker = SegmentMaker(core, self._pause, self._syncing)
+        self._resumer = Resumer(core, self._syncing)
         self._reclaimer = Reclaimer(core, reader, self._maker, self._syncing, self._tombstones)
         #: Flushes under way.
         self.flushing = 0
@@ -94,6 +96,7 @@ class Writer:
             if ledger.needs_segment() or (self._tombstones.wait and self._space.open is None):
                 self._next_segment(now_s)
         self._maker.seal_shut()
+        self._resumer.go_on()
         if self._space.file_nbytes > self._space.cap_nbytes:
             self._reclaimer.start(now_s)  # the store was opened with less room than it takes
         self._reclaimer.ahead(now_s)
@@ -104,10 +107,13 @@ class Writer:
         self._space.shut()
 
     def close(self) -> None:
-        """Seal the open segment, begin no reclaim, and do not try again what has failed."""
+        """Seal the open segment if it is worth a file of its own, begin no reclaim, and do not try again what has
+        failed.
+        """
         self._closing = True
         self._reclaimer.close()
-        self.seal_open()
+        if self._space.open is not None and is_worth_sealing(self._space.open):
+            self.seal_open()
 
     # -- writing -------------------------------------------------------------------------------------------------------
 

@@ -73,6 +73,8 @@ class SegmentContents:
         data_end: first byte after the last believed record.
         file_nbytes: size of the file as told to `scan_segment`.
         problems: one line each, for people; bounded.
+        newest_put_seq: of a scan, the highest put_seq in any header that is valid and in its place, whether or not the
+            rest of the record was there.
     """
 
     header: SegmentHeader
@@ -83,6 +85,7 @@ class SegmentContents:
     data_end: int
     file_nbytes: int
     problems: list[str] = field(default_factory=list)
+    newest_put_seq: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -179,6 +182,7 @@ class _Source:
         self._read, self.limit, self.piece = read, limit, piece
         self._start, self._window = 0, _NOTHING
         self.problems: list[str] = []
+        self.newest_put_seq = 0
 
     def note(self, problem: str) -> None:
         if len(self.problems) < _MAX_PROBLEMS:
@@ -246,10 +250,16 @@ def _read_footer(source: _Source, header: SegmentHeader, nbytes: int) -> Segment
 
 
 def _contents(
-    header: SegmentHeader, state: SegmentState, footer: Footer, data_end: int, nbytes: int, problems: list[str]
+    header: SegmentHeader,
+    state: SegmentState,
+    footer: Footer,
+    data_end: int,
+    nbytes: int,
+    problems: list[str],
+    newest_put_seq: int = 0,
 ) -> SegmentContents:
     return SegmentContents(
-        header, state, footer.entries, footer.namespaces, footer.tombstones, data_end, nbytes, problems
+        header, state, footer.entries, footer.namespaces, footer.tombstones, data_end, nbytes, problems, newest_put_seq
     )
 
 
@@ -276,7 +286,8 @@ def _scan_records(source: _Source, header: SegmentHeader, nbytes: int) -> Segmen
         else:
             found.add(record[0], tombstone_keys=record[1])
             offset = data_end = offset + record[0].record_nbytes
-    return _contents(header, SegmentState.SCANNED, found.build(), data_end, nbytes, source.problems)
+    footer, newest = found.build(), source.newest_put_seq
+    return _contents(header, SegmentState.SCANNED, footer, data_end, nbytes, source.problems, newest)
 
 
 class _Foreign:
@@ -295,6 +306,7 @@ def _read_record(source: _Source, nonce: bytes, offset: int) -> tuple[RecordHead
         return _Foreign()
     if header.offset != offset:
         return BadRecord(f"belongs at {header.offset}")
+    source.newest_put_seq = max(source.newest_put_seq, header.put_seq)
     if offset + header.record_nbytes > source.limit:
         return BadRecord(f"{header.record_nbytes} B are cut by the end of the file")
     start = offset + header.header_nbytes
