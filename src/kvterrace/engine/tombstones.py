@@ -84,7 +84,14 @@ class Tombstones:
             return
         memory = core.arena.view(staging, nbytes)
         keys = b"".join(key for _, key, _ in some)
-        encode_tombstone(keys, memory, put_seq=put_seq, namespace=digest)
+        encode_tombstone(
+            keys,
+            memory,
+            put_seq=put_seq,
+            namespace=digest,
+            epoch=core.namespaces[core.numbers[digest]].epoch,
+            created_unix_ns=int(core.clock.unix_s() * 1e9),
+        )
         offset = self._space.place(segment, nbytes, core.numbers[digest])
         segment.reserved_nbytes += rows_nbytes
         place(memory, self._files.nonce(segment.number), offset)

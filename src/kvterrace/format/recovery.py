@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from kvterrace.buffers import Bytes
 from kvterrace.format.checksum import crc32c
+from kvterrace.format.lineage import highest_above, parent_rows
 from kvterrace.format.record import (
     PAGE_NBYTES,
     RECORD_MAGIC,
@@ -133,7 +134,8 @@ def live_entries(contents: Sequence[SegmentContents]) -> LiveEntries:
     """The blocks that count, over all segments of ONE partition (put_seq is a partition's counter).
 
     Of several records with one key the highest put_seq wins, of equal ones (a copy carried forward) the later in
-    `contents`; a block is dead if a tombstone of its key has a higher put_seq. About 1 s for a million entries.
+    `contents`; a block is dead if a tombstone of its key, or of one that it hangs on, has a higher put_seq. So what an
+    invalidation did not know of stays dead, too, when what it hangs on was put again. About 1 s for a million entries.
     """
     namespaces: dict[bytes, int] = {}
     tables, numbers = [], []
@@ -167,8 +169,25 @@ def live_entries(contents: Sequence[SegmentContents]) -> LiveEntries:
         last = np.ones(len(rows), dtype=bool)  # the last row of each key decides: a block is live, a tombstone is not
         last[:-1] = (keys[rows[1:]] != keys[rows[:-1]]).any(axis=1)
         alive[rows[last]] = True
-    chosen = alive[:blocks]
+    chosen = np.flatnonzero(alive[:blocks])
+    chosen = chosen[~_is_below_a_tombstone(entries[chosen], dead)]
     return LiveEntries(entries[chosen], segments[chosen], tuple(namespaces))
+
+
+def _is_below_a_tombstone(entries: EntryTable, dead: TombstoneTable) -> npt.NDArray[np.bool_]:
+    """Which of `entries` (one for each key) are older than a tombstone of a block that they hang on."""
+    buried: dict[bytes, int] = {}
+    firsts = _key_words(entries["key"])[:, 0]
+    for row in dead[np.isin(_key_words(dead["key"])[:, 0], firsts)]:
+        key, put_seq = row["key"].tobytes(), int(row["put_seq"])
+        buried[key] = max(put_seq, buried.get(key, 0))
+    if not buried:
+        return np.zeros(len(entries), dtype=bool)
+    limits = np.zeros(len(entries), dtype=np.uint64)
+    for at in np.flatnonzero(np.isin(firsts, _key_words(np.array(list(buried), "V32"))[:, 0])).tolist():
+        limits[at] = buried.get(entries["key"][at].tobytes(), 0)
+    below: npt.NDArray[np.bool_] = entries["put_seq"] < highest_above(parent_rows(entries), limits)
+    return below
 
 
 def _key_words(keys: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
