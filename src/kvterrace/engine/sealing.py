@@ -46,8 +46,8 @@ class SegmentMaker:
 
     @property
     def can_open(self) -> bool:
-        """Whether there is a segment to write to, or can be one."""
-        return self._space.open is not None or self.creating or self._space.room_for_segment()
+        """Whether there is a segment that reclaim can write to, or can be one."""
+        return self._space.open is not None or self.creating or self._space.room_for_carried()
 
     def make(self) -> None:
         """Make a segment, to be the open one. There must be room for it."""

@@ -135,12 +135,37 @@ class SegmentSpace:
         return [segment for _, segment in sorted(self.segments.items()) if segment.state is state]
 
     def room_for_segment(self) -> bool:
-        """Whether one more segment stays under the cap."""
+        """Whether one more segment stays under the cap, and room for another is left to reclaim."""
+        return self.file_nbytes + 2 * self.segment_nbytes <= self.cap_nbytes
+
+    def room_for_carried(self) -> bool:
+        """Whether the room for a segment is there that only reclaim may use, for what outlives an old one."""
         return self.file_nbytes + self.segment_nbytes <= self.cap_nbytes
+
+    @property
+    def kept_nbytes(self) -> int:
+        """Room in the open segment that only reclaim may use: while it has none for a segment of its own."""
+        return 0 if self.room_for_carried() else self.segment_nbytes // 2
+
+    @property
+    def carried_room_nbytes(self) -> int:
+        """Bytes of records that reclaim can write now before the segment that it empties is gone; a little less than
+        it may be.
+        """
+        if self.room_for_carried():
+            nbytes = self.segment_nbytes - PAGE_NBYTES
+        elif self.open is not None:
+            segment = self.open
+            footer = self._footer_nbytes(segment.records, len(segment.namespaces))
+            nbytes = segment.file_nbytes - segment.used_nbytes - segment.reserved_nbytes - footer
+        else:
+            return 0
+        # of each record, at least two pages, comes a row of less than a 32nd of that, and a namespace
+        return max(0, nbytes * 31 // 32 - 3 * PAGE_NBYTES)
 
     def begin(self) -> Segment:
         """A new segment, to be created by the mover."""
-        assert self.room_for_segment(), "a segment over the cap"
+        assert self.room_for_carried(), "a segment over the cap"
         segment = Segment(self.next_number, SegmentState.CREATING, self.segment_nbytes)
         self.next_number += 1
         self.segments[segment.number] = segment

@@ -97,8 +97,8 @@ class Writer:
                 self._next_segment(now_s)
         self._maker.seal_shut()
         self._resumer.go_on()
-        if self._space.file_nbytes > self._space.cap_nbytes:
-            self._reclaimer.start(now_s)  # the store was opened with less room than it takes
+        if not self._space.room_for_carried():
+            self._reclaimer.start(now_s)  # opened with less room than it takes, or what went was a short file
         self._reclaimer.ahead(now_s)
         self._reclaimer.go_on(now_s)
 
@@ -162,7 +162,7 @@ class Writer:
         self._space.shut()
         if self._maker.creating:
             return
-        if self._space.room_for_segment():
+        if self._space.room_for_segment() or (self._reclaimer.is_writing and self._space.room_for_carried()):
             self._maker.make()
         else:
             self._reclaimer.start(now_s)
