@@ -101,6 +101,7 @@ class Reclaimer:
             self._avoided.clear()
             found = reclaim.choose(ledger, now_s, only=self._may_go)
         if found is None:
+            self._space.lent = True
             self._reclaim_again_s = now_s + _RECLAIM_AGAIN_S
             return
         segment, carry = found
@@ -165,6 +166,7 @@ class Reclaimer:
         missing = ledger.table.state[live] == DramState.EMPTY
         if (ledger.table.pins[live] > 0)[missing].any():
             self._called_off += 1
+            self._space.lent = True
             self._reclaim_again_s = now_s + _RECLAIM_AGAIN_S
             self._call_off(segment)  # active KV found no room in DRAM: this segment stays for now
             return
@@ -172,6 +174,7 @@ class Reclaimer:
         failed = any(isinstance(outcome, DeviceFailed | Expired) for outcome in carry.outcomes)
         if any(reclaim.holds_up(ledger, segment, block) for block in live[missing].tolist()):
             self._called_off += not failed
+            self._space.lent = not failed
             self._reclaim_again_s = now_s + (PAUSE_S if failed else _RECLAIM_AGAIN_S)
             self._call_off(segment)
             return
@@ -190,6 +193,7 @@ class Reclaimer:
         self._core.stats.carried_blocks += sum(isinstance(outcome, Hit) for outcome in carry.outcomes)
         self._core.stats.reclaimed_segments += 1
         self._called_off = 0
+        self._space.lent = False
         self._avoided.clear()
         pages = ledger.table.page.copy()
         anew = reclaim.give_up(ledger, segment, self._carried, now_s)

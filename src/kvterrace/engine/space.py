@@ -113,6 +113,8 @@ class SegmentSpace:
         self.next_number = 1
         #: What other files of the partition take of the capacity.
         self.other_nbytes = 0
+        #: Whether reclaim lends what the open segment keeps for it: it gets nowhere until DRAM is relieved.
+        self.lent = False
         self._footer_nbytes = footer_nbytes
 
     @property
@@ -145,7 +147,7 @@ class SegmentSpace:
     @property
     def kept_nbytes(self) -> int:
         """Room in the open segment that only reclaim may use: while it has none for a segment of its own."""
-        return 0 if self.room_for_carried() else self.segment_nbytes // 2
+        return 0 if self.lent or self.room_for_carried() else self.segment_nbytes // 2
 
     @property
     def carried_room_nbytes(self) -> int:
