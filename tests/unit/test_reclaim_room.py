@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,14 @@ import pytest
 from tests.harness import SEGMENT_NBYTES, SMALL, SMALL_NBYTES, Box, chain_of, kinds
 from tests.unit.test_reclaim_faults import after_a_crash
 
+from kvterrace.engine import reclaim
 from kvterrace.engine.blocks import DramState
 from kvterrace.engine.ledger import Geometry, Ledger
 from kvterrace.engine.space import SegmentSpace, SegmentState
 from kvterrace.io.base import IoKind
-from kvterrace.io.faults import Hang
+from kvterrace.io.faults import Fail, Hang
 from kvterrace.keys import KeyChain
+from kvterrace.testing.invariants import check_ledger
 from kvterrace.tiers.segments import footer_room_nbytes
 
 HELD = chain_of(SMALL, [1, 2])
@@ -163,3 +166,55 @@ def test_who_may_have_a_segment(files: int, used: int | None, *, room: bool, car
             target.state = SegmentState.OPEN
         for _ in range(space.carried_room_nbytes // SMALL_NBYTES if used is not None else 5):
             space.place(target, SMALL_NBYTES, 0)
+
+
+def test_what_cannot_be_written_elsewhere_counts_where_it_was_again(tmp_path: Path) -> None:
+    """Writes into what reclaim keeps for itself fail: the old copies are the only ones, and stay."""
+    box = Box(tmp_path / "store", dram_blocks=24, segments=6, busy_after_s=20.0, after_s=0.0)
+    box.put_now(HELD)
+    assert box.store.flush(10.0)
+    pin = box.store.pin(HELD)
+    writer: Any = box.store._mover.writer
+    failed = 0
+    for turn in range(60):
+        box.put(chain_of(SMALL, [100 * turn + at for at in range(9, 14)]))
+        for _ in range(8):
+            if writer._reclaimer._anew is not None and len(writer._reclaimer._anew[0]):
+                box.faults.add(Fail(errno.EIO), IoKind.WRITE, nth=1)
+                failed += 1
+            box.step(0.0002)
+            box.check()
+            assert box.store.match(HELD).blocks == 2
+            assert after_a_crash(box, unsynced=False).match(HELD).blocks == 2
+        box.step(1.0)
+    assert failed > 0
+    box.faults.clear()
+    box.step(10.0)
+    box.check()
+    assert kinds(box.get_now(HELD)) == ["Hit"] * 2
+    pin.release()
+
+
+def test_taking_back_is_the_undoing_of_giving_up() -> None:
+    ledger = ledger_of(8)
+    space = ledger.space
+    assert space is not None
+    segment = space.begin()
+    segment.state, space.open = SegmentState.OPEN, segment
+    ids = np.array(fill(ledger, chain_of(SMALL, [1, 2, 3]), 0, 0.0), np.int32)
+    batch = ledger.next_write(0.0, pressed=True)
+    assert batch is not None and batch.nbytes == 3 * SMALL_NBYTES
+    ledger.written(batch)
+    space.open, segment.state = None, SegmentState.RECLAIMING
+    pages = ledger.table.page[ids].copy()
+    assert pages.tolist() == [1, 3, 5]
+    anew = reclaim.give_up(ledger, segment, ids, 1.0)
+    assert anew.tolist() == ids.tolist() and segment.live_nbytes == 0
+    assert ledger.dirty.nbytes == 3 * SMALL_NBYTES
+    reclaim.take_back(ledger, segment, ids[1:], pages[1:])
+    check_ledger(ledger)
+    assert segment.live_nbytes == 2 * SMALL_NBYTES and ledger.dirty.nbytes == SMALL_NBYTES
+    reclaim.take_back(ledger, segment, ids[:1], pages[:1])
+    check_ledger(ledger)
+    assert ledger.table.page[ids].tolist() == [1, 3, 5] and (ledger.table.segment[ids] == segment.number).all()
+    assert not ledger.dirty.waits

@@ -176,7 +176,9 @@ def fitting(ledger: Ledger, ids: Ids, nbytes: int) -> Ids:
 
 
 def take_back(ledger: Ledger, segment: Segment, ids: Ids, pages: Ids) -> None:
-    """Undo `give_up` for blocks that still wait to be written anew: their copies at `pages` of `segment` count again."""
+    """Undo `give_up` for blocks that still wait to be written anew: their copies at `pages` of `segment` count
+    again.
+    """
     table, dirty = ledger.table, ledger.dirty
     table.segment[ids], table.page[ids] = segment.number, pages
     for block in ids.tolist():

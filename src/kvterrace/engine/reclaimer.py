@@ -21,8 +21,9 @@ __all__ = ["Reclaimer"]
 
 #: Where every segment is in use, this long until they are looked at again.
 _RECLAIM_AGAIN_S = 0.02
-#: Reclaims called off in a row because DRAM had no room for what must not be lost, until the blocks in DRAM that are worth
-#: least give way to it, written or not: else a full DRAM tier and a full drive would wait for each other for ever.
+#: Reclaims called off in a row because DRAM had no room for what must not be lost, until the blocks in DRAM that are
+#: worth least give way to it, written or not: else a full DRAM tier and a full drive would wait for each other for
+#: ever.
 _CALL_OFFS = 12
 #: Reads of a segment of which none has ended for this long are not waited for any more; as those of a request.
 _STALL_S = 30.0
@@ -199,8 +200,8 @@ class Reclaimer:
         anew = reclaim.give_up(ledger, segment, self._carried, now_s)
         ledger.dirty.hurry(anew)
         if not room_nbytes:
-            # Opened with less room than it takes, or what was kept for this is spoilt. Idle KV alone is here: it stays in
-            # DRAM until there is room, which a crash may forestall.
+            # Opened with less room than it takes, or what was kept for this is spoilt. There is idle KV alone here: it
+            # stays in DRAM until there is room, which a crash may forestall.
             anew = anew[:0]
         self._anew = anew, ledger.table.put_seq[anew], pages[anew]
         self._finish(segment)
