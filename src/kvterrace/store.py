@@ -257,8 +257,8 @@ class Store:
         return ending.flush(self._mover, self._driver, timeout_s)
 
     def close(self, timeout_s: float = 30.0) -> bool:
-        """End transfers, write what is only in DRAM, seal, and give the partition back. Blocks for at most about
-        `timeout_s`.
+        """End transfers, write what is only in DRAM, make it durable, and give the partition back. Blocks for at most
+        about `timeout_s`.
 
         Returns whether all was written and ended; False means that recent blocks were lost (never that wrong ones
         stay), or that a
