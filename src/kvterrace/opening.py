@@ -33,7 +33,9 @@ def open_store(
     Args:
         path: folder of the store; None for a ladder of DRAM alone.
         dram_bytes: size of the DRAM tier, reserved at once. At least a few blocks.
-        ssd_bytes: what all files of this partition may take together, at any time.
+        ssd_bytes: what all files of this partition may take together, at any time. It is divided into segments of a
+            sixteenth, at most 64 MiB, of which one is kept for what outlives another, and one is being filled: of a
+            small capacity, live blocks take about two thirds (1 MiB) to four fifths (from 16 MiB on).
         partition: name of the part of the store that this process writes; one process at a time.
         write_behind_s: a block that has been idle this long is written to the SSD.
         busy_after_s: how long a block waits for room before it is answered `Busy`.

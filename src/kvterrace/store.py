@@ -242,8 +242,9 @@ class Store:
         restart.
 
         It survives a crash once a `flush` that began after it has returned True; before that, a crash may bring the
-        blocks back. It does not reach blocks on the SSD that earlier damage has cut off from their chain, and that the
-        index does not know: a restart may find those again once the blocks before them were put again.
+        blocks back. It reaches blocks on the SSD that the index does not know, too, on any branch: a restart counts
+        nothing as live that hangs on what was invalidated later than it was put. What it does not survive is damage to
+        its own record on the drive.
 
         What is being read at this moment is given up when that has ended; it is no longer found from now on.
         """
@@ -263,8 +264,8 @@ class Store:
         return ending.flush(self._mover, self._driver, timeout_s)
 
     def close(self, timeout_s: float = 30.0) -> bool:
-        """End transfers, write what is only in DRAM, seal, and give the partition back. Blocks for at most about
-        `timeout_s`.
+        """End transfers, write what is only in DRAM, make it durable, and give the partition back. Blocks for at most
+        about `timeout_s`.
 
         Returns whether all was written and ended; False means that recent blocks were lost (never that wrong ones
         stay), or that a

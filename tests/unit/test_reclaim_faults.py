@@ -260,6 +260,7 @@ def test_segments_with_a_footer_are_not_synced_again(tmp_path: Path) -> None:
     for number in range(4):
         box.put_now(chain_of(SMALL, [number * 10 + at for at in range(5)]))
     assert box.reopen()
+    box.step(0.01)
     writer: Any = box.store._mover.writer
     assert box.store.stats().blocks == 20 and not writer._syncing._unsynced
     box.put_now(ROOT)

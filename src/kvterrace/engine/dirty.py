@@ -64,6 +64,8 @@ class DirtyRuns:
         self._first_s: dict[int, float] = {}  # for each in `since_s`: the same, whether or not it was used since
         #: Bytes of all such blocks.
         self.nbytes = 0
+        #: Blocks that go before all others, as far as they wait: reclaim has to see them elsewhere.
+        self.first: Ids = np.zeros(0, np.int32)
         #: Whether the last `choose` found something to write for which the segment had no room.
         self.segment_is_full = False
 
@@ -120,6 +122,13 @@ class DirtyRuns:
         put_seqs = self._table.put_seq
         return any((put_seqs[self._wanted(self._tree.run(number))] < put_seq).any() for number in self.since_s)
 
+    def _first(self) -> list[int]:
+        """What waits of `first`."""
+        table, ids = self._table, self.first
+        ids = ids[(table.run[ids] != NOWHERE) & self._dirty(ids) & ~table.writing[ids]]
+        waiting: list[int] = ids[~self._doomed(ids)].tolist()
+        return waiting
+
     def _in_order(self, run: Run, taken: set[int]) -> Iterator[int]:
         """What waits of `run`, behind what waits of the runs that it hangs on: without them it is worth nothing after a
         crash.
@@ -137,6 +146,19 @@ class DirtyRuns:
         chosen: list[int] = []
         taken: set[int] = set()
         offset = nbytes = 0
+        for block in self._first():
+            run = self._tree.run(int(self._table.run[block]))
+            record_nbytes = self._slot_nbytes[run.namespace]
+            if chosen and nbytes + record_nbytes > writes.batch_nbytes:
+                return WriteBatch(segment, offset, np.array(chosen, np.int32), nbytes)
+            if not space.fits(segment, record_nbytes, run.namespace):
+                self.segment_is_full = True
+                return WriteBatch(segment, offset, np.array(chosen, np.int32), nbytes) if chosen else None
+            at = space.place(segment, record_nbytes, run.namespace)
+            offset = offset or at
+            nbytes += record_nbytes
+            chosen.append(block)
+            taken.add(block)
         for number, since_s in list(self.since_s.items()):
             run = self._tree.run(number)
             if not pressed and since_s + writes.after_s > now_s:
@@ -153,6 +175,8 @@ class DirtyRuns:
                     break
                 if not space.fits(segment, record_nbytes, run.namespace):
                     self.segment_is_full = True
+                    break
+                if not space.fits(segment, record_nbytes + space.kept_nbytes, run.namespace):
                     break
                 at = space.place(segment, record_nbytes, run.namespace)
                 offset = offset or at

@@ -214,6 +214,10 @@ class Ledger:
         offsets = self._room.extents(nbytes, 1, last_copies=True, keep=())
         return offsets[0] if offsets else None
 
+    def drop_for(self, ids: Ids) -> None:
+        """Free room in DRAM for blocks of one namespace at any price but active KV; see `DramRoom.drop_for`."""
+        self._room.drop_for(ids)
+
     def evict_idle(self) -> None:
         """Give up every slot whose block has a copy below and is neither used nor pinned (tests and benchmarks: a
         cold DRAM tier).

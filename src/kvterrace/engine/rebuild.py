@@ -11,6 +11,7 @@ import numpy.typing as npt
 from kvterrace.engine.blocks import Ids
 from kvterrace.engine.core import UNSIZED, Core, NamespaceEntry
 from kvterrace.engine.ledger import Geometry
+from kvterrace.engine.resuming import choose_resumed
 from kvterrace.engine.space import Segment, SegmentState
 from kvterrace.engine.tree import Run
 from kvterrace.format.record import PAGE_NBYTES, RecordKind, part_table
@@ -51,6 +52,7 @@ def rebuild(core: Core, found: Sequence[RecoveredSegment], now_s: float) -> int:
             for rows in (one.contents.entries, one.contents.tombstones):
                 if len(rows):
                     newest = max(newest, int(rows["put_seq"].max()))
+            newest = max(newest, one.contents.newest_put_seq)
             segment.tombstones = _tombstones(one.contents)
         elif one.contents is None:
             segment.state = SegmentState.STUCK
@@ -58,6 +60,7 @@ def rebuild(core: Core, found: Sequence[RecoveredSegment], now_s: float) -> int:
     ledger.next_put_seq = newest + 1
     live = live_entries(contents)
     _enter_namespaces(core, live)
+    choose_resumed(core, found)
     if not len(live.entries):
         return 0
     ids = ledger.table.allocate(len(live.entries))

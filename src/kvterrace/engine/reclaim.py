@@ -19,7 +19,7 @@ from kvterrace.engine.space import Segment, SegmentState
 from kvterrace.format.record import tombstone_nbytes_for
 from kvterrace.format.segment import TOMBSTONE_DTYPE
 
-__all__ = ["CARRY_SHARE", "choose", "give_up", "holds_up"]
+__all__ = ["CARRY_SHARE", "choose", "fitting", "give_up", "holds_up", "take_back"]
 
 #: At most this share of a segment's records survives it (more would wear the drive for little room), and all active KV.
 CARRY_SHARE = 0.25
@@ -167,3 +167,24 @@ def give_up(ledger: Ledger, segment: Segment, carried: Ids, now_s: float) -> Ids
         else:
             ledger.spend(block)
     return np.array([block for block in kept if table.state[block] == DramState.READY], np.int32)
+
+
+def fitting(ledger: Ledger, ids: Ids, nbytes: int) -> Ids:
+    """As many of `ids`, from the first on, as `nbytes` of records hold."""
+    sizes = [ledger.geometry_of(block).record_nbytes for block in ids.tolist()]
+    return ids[np.cumsum(np.array(sizes, np.int64)) <= nbytes]
+
+
+def take_back(ledger: Ledger, segment: Segment, ids: Ids, pages: Ids) -> None:
+    """Undo `give_up` for blocks that still wait to be written anew: their copies at `pages` of `segment` count
+    again.
+    """
+    table, dirty = ledger.table, ledger.dirty
+    table.segment[ids], table.page[ids] = segment.number, pages
+    for block in ids.tolist():
+        nbytes = ledger.geometry_of(block).record_nbytes
+        segment.live_nbytes += nbytes
+        dirty.nbytes -= nbytes
+    segment.note(ids)
+    for number in set(table.run[ids].tolist()):
+        dirty.settle(ledger.tree.run(number))

@@ -68,13 +68,24 @@ class DramRoom:
         self._dram.take(ids[: len(offsets)], offsets, state)
         return len(offsets)
 
+    def drop_for(self, ids: Ids) -> None:
+        """Free room for slots of `ids`, of one namespace, at the cost of the blocks that are worth least, whether or
+        not these have a copy below; of none that `ids` hang on.
+        """
+        keep = {run.number for block in ids.tolist() for run in self._tree.lineage(self._run_of(block))}
+        nbytes = self._slot_nbytes[self._run_of(int(ids[0])).namespace]
+        for offset in self._extents(nbytes, len(ids), droppable=True, keep=keep):
+            self._dram.allocator.free(offset)
+
     def extents(self, nbytes: int, count: int, *, last_copies: bool, keep: Collection[int]) -> list[int]:
         """Up to `count` extents of `nbytes`. Blocks that have a copy below are given up for them.
 
         `last_copies`: where nothing can be written, blocks without one are given up, too, except in the runs `keep`.
         """
+        return self._extents(nbytes, count, droppable=last_copies and not self._can_write(), keep=keep)
+
+    def _extents(self, nbytes: int, count: int, *, droppable: bool, keep: Collection[int]) -> list[int]:
         allocate = self._dram.allocator.allocate
-        droppable = last_copies and not self._can_write()
         offsets: list[int] = []
         victims: list[int] = []
         while len(offsets) < count:

@@ -38,8 +38,8 @@ class SegmentMaker:
 
     @property
     def creating(self) -> bool:
-        """Whether a segment is being made."""
-        return bool(self._space.in_state(SegmentState.CREATING))
+        """Whether a segment that will be the open one is being made, or made sure of."""
+        return bool(self._space.in_state(SegmentState.CREATING) or self._space.in_state(SegmentState.RESUMING))
 
     @property
     def sealing(self) -> bool:
@@ -58,8 +58,8 @@ class SegmentMaker:
 
     @property
     def can_open(self) -> bool:
-        """Whether there is a segment to write to, or can be one."""
-        return self._space.open is not None or self.creating or self._space.room_for_segment()
+        """Whether there is a segment that reclaim can write to, or can be one."""
+        return self._space.open is not None or self.creating or self._space.room_for_carried()
 
     def make(self) -> None:
         """Make a segment, to be the open one, if the drive is fit for it. There must be room for it."""

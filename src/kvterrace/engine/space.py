@@ -29,6 +29,8 @@ class SegmentState(enum.Enum):
     """A segment's life, in this order."""
 
     CREATING = "creating"
+    #: Found without a footer at open; to be the open one again once what was found in it is durable.
+    RESUMING = "resuming"
     OPEN = "open"
     SEALING = "sealing"
     SEALED = "sealed"
@@ -116,6 +118,8 @@ class SegmentSpace:
         self.other_nbytes = 0
         #: What all files may take while the drive has less room than the capacity; None: all of it.
         self.limit_nbytes: int | None = None
+        #: Whether reclaim lends what the open segment keeps for it: it gets nowhere until DRAM is relieved.
+        self.lent = False
         self._footer_nbytes = footer_nbytes
 
     @property
@@ -138,13 +142,43 @@ class SegmentSpace:
         return [segment for _, segment in sorted(self.segments.items()) if segment.state is state]
 
     def room_for_segment(self) -> bool:
-        """Whether one more segment stays under the cap, and under what the drive has room for."""
-        most = self.cap_nbytes if self.limit_nbytes is None else min(self.cap_nbytes, self.limit_nbytes)
-        return self.file_nbytes + self.segment_nbytes <= most
+        """Whether one more segment stays under the cap, and under what the drive has room for, and room for another is
+        left to reclaim.
+        """
+        return self.file_nbytes + 2 * self.segment_nbytes <= self._most_nbytes
+
+    def room_for_carried(self) -> bool:
+        """Whether the room for a segment is there that only reclaim may use, for what outlives an old one."""
+        return self.file_nbytes + self.segment_nbytes <= self._most_nbytes
+
+    @property
+    def _most_nbytes(self) -> int:
+        return self.cap_nbytes if self.limit_nbytes is None else min(self.cap_nbytes, self.limit_nbytes)
+
+    @property
+    def kept_nbytes(self) -> int:
+        """Room in the open segment that only reclaim may use: while it has none for a segment of its own."""
+        return 0 if self.lent or self.room_for_carried() else self.segment_nbytes // 2
+
+    @property
+    def carried_room_nbytes(self) -> int:
+        """Bytes of records that reclaim can write now before the segment that it empties is gone; a little less than
+        it may be.
+        """
+        if self.room_for_carried():
+            nbytes = self.segment_nbytes - PAGE_NBYTES
+        elif self.open is not None:
+            segment = self.open
+            footer = self._footer_nbytes(segment.records, len(segment.namespaces))
+            nbytes = segment.file_nbytes - segment.used_nbytes - segment.reserved_nbytes - footer
+        else:
+            return 0
+        # of each record, at least two pages, comes a row of less than a 32nd of that, and a namespace
+        return max(0, nbytes * 31 // 32 - 3 * PAGE_NBYTES)
 
     def begin(self) -> Segment:
         """A new segment, to be created by the mover."""
-        assert self.room_for_segment(), "a segment over the cap"
+        assert self.room_for_carried(), "a segment over the cap"
         segment = Segment(self.next_number, SegmentState.CREATING, self.segment_nbytes)
         self.next_number += 1
         self.segments[segment.number] = segment

@@ -5,6 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 
+import numpy as np
+
+from kvterrace.buffers import Bytes
 from kvterrace.engine.core import Core
 from kvterrace.engine.space import Segment
 from kvterrace.engine.write_gate import WriteGate
@@ -79,12 +82,17 @@ class Tombstones:
         if not self._space.fits(segment, nbytes + rows_nbytes, core.numbers[digest]):
             self._space.shut()
             return
-        staging = core.ledger.reserve_extent(nbytes)
-        if staging is None:
-            return
-        memory = core.arena.view(staging, nbytes)
+        # not from the arena: what fills that may have to wait for these to be written
+        memory = _aligned(nbytes)
         keys = b"".join(key for _, key, _ in some)
-        encode_tombstone(keys, memory, put_seq=put_seq, namespace=digest)
+        encode_tombstone(
+            keys,
+            memory,
+            put_seq=put_seq,
+            namespace=digest,
+            epoch=core.namespaces[core.numbers[digest]].epoch,
+            created_unix_ns=int(core.clock.unix_s() * 1e9),
+        )
         offset = self._space.place(segment, nbytes, core.numbers[digest])
         segment.reserved_nbytes += rows_nbytes
         place(memory, self._files.nonce(segment.number), offset)
@@ -101,7 +109,6 @@ class Tombstones:
             self._burying[put_seq] -= 1
             if not self._burying[put_seq]:
                 del self._burying[put_seq]
-            core.ledger.dram.allocator.free(staging)
             core.stats.ssd_written_nbytes += result.nbytes
             if result.complete:
                 self._files.footers[segment.number].add(header, tombstone_keys=keys)
@@ -119,6 +126,12 @@ class Tombstones:
 
     @property
     def _most_keys(self) -> int:
-        """Keys that a tombstone may have so that it, and its rows in the footer, fit half a segment and some DRAM."""
-        room = min(self._space.segment_nbytes // 6, self._core.arena.nbytes // 4) - 2 * PAGE_NBYTES
+        """Keys that a tombstone may have so that it, and its rows in the footer, fit half a segment."""
+        room = self._space.segment_nbytes // 6 - 2 * PAGE_NBYTES
         return max(PAGE_NBYTES // KEY_NBYTES, min(_KEYS, room // KEY_NBYTES))
+
+
+def _aligned(nbytes: int) -> Bytes:
+    memory = np.zeros(nbytes + PAGE_NBYTES, np.uint8)
+    start = -memory.ctypes.data % PAGE_NBYTES
+    return memory[start : start + nbytes]

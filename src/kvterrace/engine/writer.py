@@ -10,6 +10,7 @@ from kvterrace.engine.dirty import WriteBatch
 from kvterrace.engine.missing import MissingFiles
 from kvterrace.engine.reader import Reader
 from kvterrace.engine.reclaimer import Reclaimer
+from kvterrace.engine.resuming import Resumer, is_worth_sealing
 from kvterrace.engine.sealing import SegmentMaker
 from kvterrace.engine.space import Segment
 from kvterrace.engine.syncing import Syncing
@@ -42,6 +43,7 @@ class Writer:
         self._syncing = Syncing(core, self._gate, lost=self._lost, over=lambda one: self._reclaimer.is_done_with(one))
         self._tombstones = Tombstones(core, self._gate, self._syncing.wrote)
         self._maker = SegmentMaker(core, self._gate, self._syncing)
+        self._resumer = Resumer(core, self._gate, self._syncing)
         self._reclaimer = Reclaimer(core, reader, self._maker, self._syncing, self._tombstones)
         self._missing = MissingFiles(core, self._maker, self._tombstones, reader.condemn)
         reader.suspect = self._missing.suspect
@@ -102,9 +104,11 @@ class Writer:
         self._missing.pump(now_s)
         if ledger.can_write:
             self._maker.seal_shut()
+            self._resumer.go_on()
         self._syncing.pump()
-        if self._space.file_nbytes > self._space.cap_nbytes or (ledger.can_write and self._bad.wants_room):
-            self._reclaimer.start(now_s)  # the store was opened with less room than it takes, or the log wants some
+        if not self._space.room_for_carried() or (ledger.can_write and self._bad.wants_room):
+            # opened with less room than it takes, what went was a short file, or the log wants some
+            self._reclaimer.start(now_s)
         if ledger.can_write:
             self._reclaimer.ahead(now_s)
         self._reclaimer.go_on(now_s)
@@ -114,9 +118,10 @@ class Writer:
         self._space.shut()
 
     def close(self) -> None:
-        """Seal the open segment, and begin no reclaim."""
+        """Seal the open segment if it is worth a file of its own, and begin no reclaim."""
         self._reclaimer.close()
-        self.seal_open()
+        if self._space.open is not None and is_worth_sealing(self._space.open):
+            self.seal_open()
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
@@ -168,7 +173,7 @@ class Writer:
         self._space.shut()
         if self._maker.creating:
             return
-        if self._space.room_for_segment():
+        if self._space.room_for_segment() or (self._reclaimer.is_writing and self._space.room_for_carried()):
             self._maker.make()
         else:
             self._reclaimer.start(now_s)

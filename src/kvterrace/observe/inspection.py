@@ -44,7 +44,7 @@ class SegmentCondition(enum.Enum):
 
     #: Footer and trailer are right.
     SEALED = "sealed"
-    #: Never sealed: being written, or left by a crash. Its records were read and verified.
+    #: Never sealed: being written, little used at close, or left by a crash. Its records were read and verified.
     UNSEALED = "unsealed"
     #: No usable header, a footer that was there once, or a file of another segment or store. What could be believed
     #: of it was read.

@@ -289,7 +289,7 @@ class _Partition:
             else:
                 found.note(f"{where}@{at}", f"torn tail, left by a crash: {bad.reason}", bad.key)
         if traces is None:
-            state = "being written" if writing else "not sealed: left by a crash; the next opening seals it"
+            state = "being written" if writing else "not sealed: the next opening goes on there, or seals it"
             found.note(where, f"{state}; {len(outcome.good)} sound records up to {outcome.data_end}")
 
     def _count(self, segment: SegmentReader, header: RecordHeader) -> None:

@@ -19,7 +19,7 @@ from kvterrace.store import Store
 
 __all__ = ["check_invariants", "check_ledger"]
 
-_READABLE = (SegmentState.OPEN, SegmentState.SEALING, SegmentState.SEALED, SegmentState.RECLAIMING)
+_READABLE = frozenset(SegmentState) - {SegmentState.CREATING, SegmentState.STUCK}
 
 
 def check_invariants(store: Store) -> None:

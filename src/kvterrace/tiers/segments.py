@@ -135,6 +135,10 @@ class SegmentFiles:
         footer = self._recovered.get(number) or self.footers[number].build()
         return build_footer(footer, nonce=self._nonces[number], segment_id=number, data_end=data_end)
 
+    def resume(self, number: int) -> None:
+        """Segment `number`, recovered without a footer, is appended to again: `footers` knows what it holds."""
+        self.footers[number] = FooterBuilder.of(self._recovered.pop(number))
+
     @property
     def scanned(self) -> set[int]:
         """Segments that were recovered without a footer to believe, and have none yet."""
