@@ -38,7 +38,10 @@ def open_store(
             prompts then lie on all of them, and are read from all at once. A drive left out, added or back again is
             accepted with a warning: one left out takes its blocks along, and comes back empty. Up to 127.
         dram_bytes: size of the DRAM tier, reserved at once. At least a few blocks.
-        ssd_bytes: what all files of this partition may take together, at any time; each drive has an equal share.
+        ssd_bytes: what all files of this partition may take together, at any time; each drive has an equal share,
+            divided into segments of a sixteenth, at most 64 MiB, of which one is kept for what outlives another, and
+            one is being filled: of a small capacity, live blocks take about two thirds (1 MiB) to four fifths (from
+            16 MiB on).
         partition: name of the part of the store that this process writes; one process at a time.
         write_behind_s: a block that has been idle this long is written to the SSD.
         busy_after_s: how long a block waits for room before it is answered `Busy`.

@@ -91,11 +91,9 @@ class Store:
         volumes = make_volumes(drives, cap_nbytes, segment_nbytes // PAGE_NBYTES * PAGE_NBYTES, clock)
         ledger = Ledger(dram_nbytes, [volume.space for volume in volumes], writes=writes)
         self._core = core = Core(ledger, Arena(dram_nbytes), engine, volumes, clock)
-        found = [volume.files.recover() for volume in volumes]
+        found = [volume.recover() for volume in volumes]
         if volumes:
             rebuild(core, [segment for segments in found for segment in segments], clock.monotonic_s())
-        for volume in volumes:
-            volume.space.other_nbytes = volume.files.other_nbytes
         self._mover = Mover(core, busy_after_s=busy_after_s)
         if self._mover.writers is not None and len(volumes) > 1:
             self._mover.writers.mend(missing_tombstones(core, found))
@@ -246,8 +244,9 @@ class Store:
         restart.
 
         It survives a crash once a `flush` that began after it has returned True; before that, a crash may bring the
-        blocks back. It does not reach blocks on the SSD that earlier damage has cut off from their chain, and that the
-        index does not know: a restart may find those again once the blocks before them were put again.
+        blocks back. It reaches blocks on the SSD that the index does not know, too, on any branch: a restart counts
+        nothing as live that hangs on what was invalidated later than it was put. What it does not survive is damage to
+        its own record on the drive.
 
         What is being read at this moment is given up when that has ended; it is no longer found from now on.
         """
@@ -260,15 +259,16 @@ class Store:
         """Write every block that has no copy on the SSD, and make what was written durable. Blocks.
 
         Returns whether all of it was written; False after `timeout_s`, or while the drive takes no writes. Of several
-        drives: while none does, or one does not that must learn of an invalidation.
+        drives: while none does, or one does not that must learn of an invalidation. A block that has gone wrong on
+        every drive too often is not written any more, and is not waited for.
         """
         with self._entered():
             pass
         return ending.flush(self._mover, self._driver, timeout_s)
 
     def close(self, timeout_s: float = 30.0) -> bool:
-        """End transfers, write what is only in DRAM, seal, and give the partition back. Blocks for at most about
-        `timeout_s`.
+        """End transfers, write what is only in DRAM, make it durable, and give the partition back. Blocks for at most
+        about `timeout_s`.
 
         Returns whether all was written and ended; False means that recent blocks were lost (never that wrong ones
         stay), or that a

@@ -82,6 +82,16 @@ def all_hits(store: Store, chain: KeyChain) -> None:
     assert all(isinstance(outcome, Hit) for outcome in outcomes), outcomes
 
 
+def seal(store: Store) -> None:
+    """Have the open segment sealed, however little is in it; at the latest when the store is closed."""
+    writer = store._mover.writer
+    assert writer is not None
+    assert store.flush(60.0)
+    with store._driver.lock:
+        writer.seal_open()
+        store._mover.pump()
+
+
 def hits(outcomes: Iterable[object]) -> list[bool]:
     """Which of them are hits."""
     return [isinstance(outcome, Hit) for outcome in outcomes]

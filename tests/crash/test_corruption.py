@@ -16,6 +16,7 @@ from tests.crash.kit import (
     child,
     ended,
     opened,
+    seal,
     segments,
     snapshot,
     stored,
@@ -67,6 +68,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             stored(store, _CHAIN)
             assert store.flush()
             stored(store, _OTHER)
+            seal(store)
     else:
         ended(child("corrupt_me", path))
     assert len(segments(path)) == 1

@@ -50,8 +50,8 @@ def mount(tmp_path: Path) -> Iterator[Mount]:
 
 @pytest.fixture
 def short_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvterrace.engine.pausing.PAUSE_S", 0.2)
-    monkeypatch.setattr("kvterrace.engine.pausing._EPISODE_S", 3600.0)
+    monkeypatch.setattr("kvterrace.health.breaker.FIRST_OPEN_S", 0.1)
+    monkeypatch.setattr("kvterrace.health.breaker.MAX_OPEN_S", 0.2)
 
 
 def _fill(path: Path) -> None:
@@ -59,6 +59,17 @@ def _fill(path: Path) -> None:
     with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while file.write(b"x" * 4096):
             pass
+
+
+def _told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What warnings say of a drive's state; there are no others."""
+    told = []
+    for one in caplog.records:
+        if one.levelno >= logging.WARNING:
+            what = [word for word in ("-> open: the drive is full", "-> closed") if word in one.message]
+            assert len(what) == 1, one.message
+            told += what
+    return told
 
 
 @pytest.mark.usefixtures("short_pause")
@@ -77,19 +88,19 @@ def test_a_drive_filled_by_others(mount: Mount, caplog: pytest.LogCaptureFixture
                 stored(store, chain)
             assert not store.flush()
             until(lambda seen=episode: store.stats().ssd_write_failures > 3 * seen)  # type: ignore[misc]
-            assert not store.stats().ssd_writable
+            until(lambda: not store.stats().ssd_writable)
             all_hits(store, kept)
             for chain in late:
                 checked(store, chain)
-            warnings = [one for one in caplog.records if one.levelno >= logging.WARNING and "failed" in one.message]
-            assert len(warnings) == episode, [one.message for one in warnings]
+            assert _told(caplog) == ["-> open: the drive is full", "-> closed"] * (episode - 1) + [
+                "-> open: the drive is full"
+            ]
             filler.unlink()
-            assert store._mover.writers is not None
-            store._mover.writers.each[0]._pause._quiet_until_s = 0.0  # an hour later
             until(lambda: store.stats().ssd_writable)
             stored(store, chain_of(1000 * episode + 500, 20))
             until(store.flush)
             all_hits(store, chain_of(1000 * episode + 500, 20))
+            assert _told(caplog) == ["-> open: the drive is full", "-> closed"] * episode
     with opened(drive / "kv", ssd_bytes=32 * MiB) as store:
         all_hits(store, kept)
         all_hits(store, chain_of(2500, 20))
@@ -170,3 +181,52 @@ def test_eviction_goes_on_around_a_file_that_cannot_be_removed(
             stored(store, chain_of(number, 4))
         assert store.flush(30.0)
     assert "00000001.seg" not in [one.name for one in segments(path)]
+
+
+@pytest.mark.usefixtures("short_pause")
+def test_a_drive_smaller_than_the_capacity_is_used_up_and_goes_on(
+    mount: Mount, caplog: pytest.LogCaptureFixture
+) -> None:
+    """C11: a drive of 24 MiB for a store that may take 64: it evicts its own, and grows when there is room."""
+    drive = mount("drive", "-t", "tmpfs", "-o", "size=24m", "tmpfs")
+    caplog.set_level(logging.INFO, "kvterrace")
+    with opened(drive / "kv", ssd_bytes=64 * MiB) as store:  # segments of about 4 MiB: five fit
+        for number in range(300):  # 48 MB
+            stored(store, chain_of(number, 20))
+        assert store.flush(30.0)
+        assert store.stats().reclaimed_segments >= 5
+        assert store.stats().dropped_blocks >= 100 * 20  # what was reclaimed: more than half of 6,000 blocks
+        for number in range(280, 300):
+            all_hits(store, chain_of(number, 20))
+        full = [one.message for one in caplog.records if "the drive is full" in one.message]
+        assert len(full) == 1 and "goes on within" in full[0]
+        subprocess.run(["mount", "-o", "remount,size=100m", str(drive)], check=True)
+        with store._driver.lock:
+            writer = store._mover.writer
+            assert writer is not None
+            writer._maker._fullness._next_look_s = 0.0  # five seconds later
+        for number in range(1000, 1300):
+            stored(store, chain_of(number, 20))
+        assert store.flush(30.0)
+        assert taken_nbytes(drive / "kv") > 40 * MiB
+    told = [one.message for one in caplog.records if one.levelno >= logging.WARNING]
+    assert ["goes on within" in told[0], "has room again" in told[1], len(told)] == [True, True, 2]
+
+
+@pytest.mark.usefixtures("short_pause")
+def test_others_who_take_what_the_store_makes_room_for_do_not_get_all(mount: Mount) -> None:
+    drive = mount("drive", "-t", "tmpfs", "-o", "size=48m", "tmpfs")
+    with opened(drive / "kv", ssd_bytes=64 * MiB) as store:
+        for number in range(250):  # ten segments of 4 MiB
+            stored(store, chain_of(number, 20))
+        assert store.flush(30.0)
+        before = len(segments(drive / "kv"))
+        assert before >= 9
+        with (drive / "filler").open("wb", buffering=0) as filler:
+            for number in range(1000, 1400):
+                with contextlib.suppress(OSError):
+                    while filler.write(b"x" * 65536):  # all that there is, again and again
+                        pass
+                stored(store, chain_of(number, 20))
+        assert not store.flush()
+        assert len(segments(drive / "kv")) >= before // 2

@@ -65,6 +65,16 @@ class _Rig:
             assert sum(len(data) for data in image.snapshot().values()) <= self.cap
             self.look(self.opened(image))
 
+    def restart(self, *, close: bool) -> None:
+        """The process ends or is killed; the drive, and what it has not made durable, stay. Another one opens it."""
+        if close:
+            assert self.store.close(1000.0)
+        device = FakeDevice(self.clock, parallel=3)
+        device._medium = self.device._medium
+        self.device, self.poll = device, device.poll
+        self.store = self.opened(device)
+        device.poll = self._watched  # type: ignore[method-assign]
+
     def look(self, store: Store) -> None:
         for chain in self.durable.values():
             outcomes = checked(store, chain)
@@ -127,7 +137,29 @@ def _crowd(rig: _Rig) -> None:
     assert store.close(1000.0)
 
 
-@pytest.mark.parametrize(("workload", "segments"), [(_grow, 40), (_crowd, 6)])
+def _come_and_go(rig: _Rig) -> None:
+    """Little is put in each run: segments go on over restarts, some of which are kills in the middle of a write."""
+    for number in range(9):
+        mine, last = chain_of(number, 2), chain_of(number - 1, 2)
+        stored(rig.store, mine)
+        if number % 3 != 2:
+            rig.flush(mine)
+        if number % 3 == 1:
+            rig.durable.pop(last.key(1))
+            rig.store.invalidate(last)
+            rig.flush()
+            rig.dead[bytes([number])] = last
+        if number % 4 == 3:
+            put(rig.store, chain_of(20 + number, 3))
+            rig.clock.advance(0.02)
+            rig.store.poll()
+        rig.restart(close=number % 2 == 0)
+        if number in (2, 8):  # not flushed, but close said that all was written
+            rig.durable[mine.key(1)] = mine
+    assert rig.store.close(1000.0)
+
+
+@pytest.mark.parametrize(("workload", "segments"), [(_grow, 40), (_crowd, 6), (_come_and_go, 30)])
 def test_power_cuts_at_every_step(tmp_path: Path, workload: Callable[[_Rig], None], segments: int) -> None:
     rig = _Rig(tmp_path, segments)
     workload(rig)

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from tests.harness import LARGE, SMALL, Box, Get, chain_of
+from tests.harness import LARGE, SEGMENT_NBYTES, SMALL, Box, Get, chain_of
 
 from kvterrace.engine.transfers import Transfer
 from kvterrace.handles import Pin
@@ -234,6 +234,24 @@ class StoreMachine(RuleBasedStateMachine):
             assert not back or not fine or self.lied(), "back after a restart"
             self.given_up -= back
         self.settle()
+
+    @precondition(lambda self: not self.gets and not self.puts)
+    @rule(name=_chains(), runs=st.integers(1, 2))
+    def come_and_go(self, name: str, runs: int) -> None:
+        """Runs of the store in each of which little is put, so that segments go on from one to the next."""
+        chain = _chain(name)
+        for _ in range(runs):
+            at = self.box.store.match(chain).blocks
+            if at < len(chain):
+                self.given_up.discard(chain.key(at))
+                transfer = self.box.put(chain, at, at + 1)
+                self.asked_put += 1
+                self.puts.append((transfer, chain))
+                self.settle()
+            self.reopen()
+            if not self.faulty:
+                files = [path for path in self.box.device.snapshot() if path.suffix == ".seg"]
+                assert len(files) <= 2 * self.box.cap_nbytes // SEGMENT_NBYTES + 1, "too many files"
 
     def wait(self, transfer: Transfer) -> None:
         """Wait for a read."""

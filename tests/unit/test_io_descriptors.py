@@ -21,10 +21,12 @@ layout = KVLayout(layers=1, kv_heads=1, head_dim=64, dtype="float32", block_toke
 namespace = Namespace("m", layout)
 chain = chain_keys(namespace, range(64 * 45))
 data = np.random.default_rng(1).integers(0, 256, (45, layout.block_nbytes), np.uint8)
-for at in range(45):  # each of these seals a segment of one record
+for at in range(45):  # each of these leaves a segment of one record
     with open_store(sys.argv[1], dram_bytes="4MiB", ssd_bytes="64MiB", sigterm_flush=False) as store:
         stored = store.wait(store.put(chain, data[at : at + 1], start=at, stop=at + 1))
         assert "Stored" in repr(stored), stored
+        assert store.flush()
+        store._mover.writer.seal_open()
 with open_store(sys.argv[1], dram_bytes="4MiB", ssd_bytes="64MiB", sigterm_flush=False) as store:
     out = np.zeros_like(data)
     assert all(isinstance(one, Hit) for one in store.wait(store.get(chain, out)))

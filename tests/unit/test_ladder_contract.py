@@ -52,6 +52,7 @@ class OnDrive(LadderConformance):
             engine=self.faulty,
             clock=clock,
             busy_after_s=20.0,
+            segment_nbytes=12 * self.RECORD_NBYTES,  # so that the suite's chain of six fills half of one
             background=self.background,
         )
 

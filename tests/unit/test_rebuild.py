@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.crash.kit import LAYOUT, MiB, all_hits, chain_of, checked, opened, segments, stored
+from tests.crash.kit import LAYOUT, MiB, all_hits, chain_of, checked, opened, seal, segments, stored
 
 from kvterrace import Miss, Namespace
 
@@ -24,6 +24,7 @@ def test_segments_are_numbered_on_and_never_again(tmp_path: Path) -> None:
     for number in range(4):
         with opened(tmp_path / "kv") as store:
             stored(store, chain_of(number, 5))
+            seal(store)
     assert [file.name for file in segments(tmp_path / "kv")] == [f"{number:08x}.seg" for number in range(1, 5)]
 
 
@@ -33,6 +34,7 @@ def test_a_lost_segment_takes_what_hangs_on_it_and_no_more(tmp_path: Path) -> No
         with opened(tmp_path / "kv") as store:
             stored(store, chain[:blocks])
             stored(store, other)
+            seal(store)
     segments(tmp_path / "kv")[1].unlink()
     with opened(tmp_path / "kv") as store:
         assert store.match(chain).blocks == 4

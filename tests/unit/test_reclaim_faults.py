@@ -200,7 +200,8 @@ def test_one_failed_write_costs_nothing(tmp_path: Path, nth: int) -> None:
 
 
 def test_a_drive_that_takes_no_writes_is_left_alone_for_a_while(tmp_path: Path) -> None:
-    for error, most in ((errno.ENOSPC, 1), (errno.EIO, 3)):
+    """A full drive is tried after 1 and 3 s, and next after 7; another one is left alone after five failures."""
+    for error, most in ((errno.ENOSPC, 3), (errno.EIO, 7)):
         box = Box(tmp_path / f"store{error}", dram_blocks=12, segments=12)
         box.faults.add(Fail(error), IoKind.WRITE)
         box.put_now(chain_of(SMALL, [1, 2, 3, 4]))
@@ -261,6 +262,7 @@ def test_segments_with_a_footer_are_not_synced_again(tmp_path: Path) -> None:
     for number in range(4):
         box.put_now(chain_of(SMALL, [number * 10 + at for at in range(5)]))
     assert box.reopen()
+    box.step(0.01)
     writer = box.writer
     assert box.store.stats().blocks == 20 and not writer._syncing._unsynced
     box.put_now(ROOT)

@@ -84,6 +84,8 @@ def _partition_json(report: PartitionReport) -> dict[str, object]:
         "blocks": sum(share.blocks for share in report.shares),
         "orphan_blocks": sum(share.orphan_blocks for share in report.shares),
         "tombstone_keys": report.tombstone_keys,
+        "bad_places": report.bad_places,
+        "failed_blocks": report.failed_blocks,
         "file_nbytes": report.file_nbytes,
         "allocated_nbytes": report.allocated_nbytes,
         "live_nbytes": report.live_nbytes,
@@ -224,6 +226,11 @@ def _show_partition(report: Inspection, part: PartitionReport, out: Console) -> 
             ago(share.newest_unix_ns),
         )
     out.print(blocks)
+    if part.bad_places or part.failed_blocks:
+        out.print(
+            f"quarantine: {count(part.bad_places, 'bad place')}, not read again; "
+            f"{count(part.failed_blocks, 'block')} that went wrong"
+        )
     orphans = sum(share.orphan_blocks for share in part.shares)
     drive = report.marker.drive
     alone = drive is None or drive.count == 1

@@ -55,6 +55,11 @@ def _show(found: Verification, elapsed_s: float) -> None:
     lines += [_line("note", note) for note in found.notes]
     if found.notes_left_out:
         lines.append(f"note: ... and {found.notes_left_out:,} more")
+    if found.bad_places or found.failed_blocks:
+        lines.append(
+            f"quarantine: {count(found.bad_places, 'bad place')}, not read again; "
+            f"{count(found.failed_blocks, 'block')} that went wrong"
+        )
     faults = len(found.faults) + found.faults_left_out
     lines.append(
         f"{'clean' if found.clean else count(faults, 'fault')}: {count(found.blocks, 'block')}, "
@@ -85,6 +90,8 @@ def _found_json(directory: Path, found: Verification, elapsed_s: float) -> dict[
         "blocks": found.blocks,
         "tombstones": found.tombstones,
         "parts": found.parts,
+        "bad_places": found.bad_places,
+        "failed_blocks": found.failed_blocks,
         "read_nbytes": found.read_nbytes,
         "direct_io": found.direct,
         "elapsed_s": elapsed_s,

@@ -43,7 +43,8 @@ class BlockTable:
         pins: holders that want the block kept (active KV).
         users: transfers that use the slot at this moment; it must not move or be freed.
         writing: whether a write of the block is in flight.
-        spent: the SSD tier has given its copy up to make room: it is not written again, and leaves with its slot.
+        spent: in DRAM alone, and not to be written: the SSD tier has given its copy up to make room, or may not be
+            given the block again. It leaves with its slot.
         score: decayed cumulative attention score.
     """
 

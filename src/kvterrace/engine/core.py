@@ -130,6 +130,7 @@ class Core:
             copy.ssd_nbytes = sum(one.nbytes for one in drives)
             copy.ssd_segments = sum(one.segments for one in drives)
             copy.ssd_writable = ledger.can_write
+            copy.ssd_quarantined = sum(len(volume.bad) for volume in self.volumes)
             copy.ssd_direct_io = all(one.direct_io for one in drives if one.segments)
             copy.ssd_direct_io &= any(one.direct_io for one in drives)
         return copy

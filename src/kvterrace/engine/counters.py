@@ -72,6 +72,7 @@ class StoreStats:
     ssd_file_nbytes: int = 0
     ssd_nbytes: int = 0
     ssd_segments: int = 0
+    ssd_quarantined: int = 0
     ssd_writable: bool = False
     ssd_direct_io: bool = False
     drives: tuple[DriveStats, ...] = ()

@@ -118,6 +118,13 @@ class DirtyRuns:
         put_seqs = self._table.put_seq
         return any((put_seqs[self._wanted(self._tree.run(number))] < put_seq).any() for number in self.since_s)
 
+    def _first(self, space: SegmentSpace) -> list[int]:
+        """What waits of `space.first`."""
+        table, ids = self._table, space.first
+        ids = ids[(table.run[ids] != NOWHERE) & self._dirty(ids) & ~table.writing[ids]]
+        waiting: list[int] = ids[~self._doomed(ids)].tolist()
+        return waiting
+
     def _in_order(self, run: Run, taken: set[int]) -> Iterator[int]:
         """What waits of `run`, behind what waits of the runs that it hangs on: without them it is worth nothing after a
         crash.
@@ -126,9 +133,17 @@ class DirtyRuns:
             if one.number in self.since_s:
                 yield from (block for block in self._waiting(one).tolist() if block not in taken)
 
-    def choose(self, space: SegmentSpace, writes: WritePolicy, now_s: float, *, pressed: bool) -> WriteBatch | None:
+    def choose(
+        self,
+        space: SegmentSpace,
+        writes: WritePolicy,
+        now_s: float,
+        *,
+        pressed: bool,
+        refused: Callable[[int], bool] = lambda _: False,
+    ) -> WriteBatch | None:
         """Blocks to write now, placed one behind the other in the open segment of `space`; None if none is due or none
-        is open.
+        is open. `refused`: which blocks are left to another volume.
         """
         segment = space.open
         space.open_is_full = False
@@ -137,6 +152,19 @@ class DirtyRuns:
         chosen: list[int] = []
         taken: set[int] = set()
         offset = nbytes = 0
+        for block in self._first(space):
+            run = self._tree.run(int(self._table.run[block]))
+            record_nbytes = self._slot_nbytes[run.namespace]
+            if chosen and nbytes + record_nbytes > writes.batch_nbytes:
+                return WriteBatch(segment, offset, np.array(chosen, np.int32), nbytes)
+            if not space.fits(segment, record_nbytes, run.namespace):
+                space.open_is_full = True
+                return WriteBatch(segment, offset, np.array(chosen, np.int32), nbytes) if chosen else None
+            at = space.place(segment, record_nbytes, run.namespace)
+            offset = offset or at
+            nbytes += record_nbytes
+            chosen.append(block)
+            taken.add(block)
         for number, since_s in list(self.since_s.items()):
             run = self._tree.run(number)
             if not pressed and since_s + writes.after_s > now_s:
@@ -149,10 +177,14 @@ class DirtyRuns:
                 continue
             record_nbytes = self._slot_nbytes[run.namespace]
             for block in self._in_order(run, taken):
+                if refused(block):
+                    continue
                 if chosen and nbytes + record_nbytes > writes.batch_nbytes:
                     break
                 if not space.fits(segment, record_nbytes, run.namespace):
                     space.open_is_full = True
+                    break
+                if not space.fits(segment, record_nbytes + space.kept_nbytes, run.namespace):
                     break
                 at = space.place(segment, record_nbytes, run.namespace)
                 offset = offset or at

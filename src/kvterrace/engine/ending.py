@@ -92,6 +92,7 @@ def settle(mover: Mover, driver: Driver, timeout_s: float) -> tuple[bool, list[I
     driver.stop(left_s())
     with driver.lock:
         for volume in core.volumes:
+            volume.bad.close()
             volume.files.close()
     ended = driver.close_engines(left_s())
     for engine in core.engines:

@@ -31,6 +31,11 @@ class ReadGate:
         """Whether a read would be let through now."""
         return self.breaker.allows_reads()
 
+    @property
+    def busy(self) -> bool:
+        """Whether reads are under way."""
+        return bool(self._under_way)
+
     def admit(self, request: IoRequest) -> bool:
         """Let a read through, if the drive is fit for it; then `ended` must be told of its result."""
         ticket = self.breaker.admit(Side.READ)
@@ -45,7 +50,9 @@ class ReadGate:
         """A read that was admitted has ended."""
         ticket = self._under_way.pop(result.request)
         self._progress_s = self._clock.monotonic_s()
-        if result.error is not None:
+        if isinstance(result.error, FileNotFoundError):
+            self.breaker.unused(ticket)
+        elif result.error is not None:
             self.breaker.failed(ticket, fault_of(result.error), str(result.error))
         elif result.complete:
             self.breaker.succeeded(ticket, result.ended_s - result.started_s)

@@ -94,6 +94,13 @@ class GivingUp:
         run = self._run_of(block)
         self._forget(run, int(np.flatnonzero(run.ids == block)[0]))
 
+    def leave_gap(self, block: int) -> None:
+        """Drop an idle block. What hangs on it stays, and is found again once the block was put again."""
+        run = self._run_of(block)
+        self.dropped_blocks += self._drop_copies(np.array([block], np.int32), self._slot_nbytes[run.namespace])
+        self._dirty.settle(run)
+        self._prune(run)
+
     def _forget(self, run: Run, at: int, *, dropping: bool = True) -> None:
         """Give up the blocks of `run` from `at` on and all that hangs on them, except what is in use or pinned."""
         below = self._tree.below(run)

@@ -14,7 +14,17 @@ from kvterrace.format.record import BadRecord, StaleRecord, check_identity, deco
 from kvterrace.io.base import IoResult
 from kvterrace.types import Corrupt, DeviceFailed, GetOutcome, Hit, Stale, Tier
 
-__all__ = ["Copy", "Landing", "Want", "device_failed", "finish_read", "scatter_all", "verify", "wanted_nbytes"]
+__all__ = [
+    "Copy",
+    "Landing",
+    "Want",
+    "device_failed",
+    "finish_read",
+    "is_missing",
+    "scatter_all",
+    "verify",
+    "wanted_nbytes",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +57,7 @@ class Landing:
     parts: range | None = None
     outcome: GetOutcome | None = None
     fault: DeviceFailed | None = None  # of the caller's buffer: the block itself is fine
+    missing: bool = False  # the file ended before the record did, or was not there
 
 
 @dataclass(slots=True, eq=False)
@@ -98,6 +109,7 @@ def finish_read(group: list[Landing], result: IoResult) -> None:
         end += one.memory.nbytes
         if result.error is not None or end > result.nbytes:
             one.outcome = device_failed(one.where, result)
+            one.missing = is_missing(result)
             continue
         verify(one, one.memory[one.geometry.header_nbytes :], 0)
 
@@ -108,6 +120,11 @@ def device_failed(where: str, result: IoResult) -> DeviceFailed:
         str(result.error) if result.error is not None else f"short read: {result.nbytes} of {result.wanted_nbytes} B"
     )
     return DeviceFailed(where, reason)
+
+
+def is_missing(result: IoResult) -> bool:
+    """Whether a read that did not bring all says that the file is not there, or not as long as it was."""
+    return result.error is None or isinstance(result.error, FileNotFoundError)
 
 
 def verify(one: Landing, payload: Bytes, base: int) -> None:

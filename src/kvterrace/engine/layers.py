@@ -7,7 +7,7 @@ from typing import Protocol
 
 from kvterrace.buffers import Bytes
 from kvterrace.engine.core import Core
-from kvterrace.engine.landing import Landing, Want, device_failed, verify
+from kvterrace.engine.landing import Landing, Want, device_failed, is_missing, verify
 from kvterrace.engine.outbox import Outbox
 from kvterrace.engine.volume import Volume
 from kvterrace.format.record import PAGE_NBYTES
@@ -80,6 +80,7 @@ class LayerReads:
             failed = [result for result in results if not result.complete]
             if failed:
                 landing.outcome = device_failed(landing.where, failed[0])
+                landing.missing = is_missing(failed[0])
             elif any(result.request.kind is not IoKind.READ for result in results):
                 landing.outcome = self._stopped(volume)
             else:
@@ -90,8 +91,10 @@ class LayerReads:
             outcome = landing.outcome
             assert outcome is not None, "a read ended without a verdict"
             # as for whole blocks: a copy is given up if the place is to blame, not the drive, nor the gate
-            if isinstance(outcome, Corrupt | Stale) or any(
-                fault_of(result.error) is Fault.MEDIA for result in results if not result.complete
+            if (
+                landing.missing
+                or isinstance(outcome, Corrupt | Stale)
+                or any(fault_of(result.error) is Fault.MEDIA for result in results if not result.complete)
             ):
                 self._discard(landing, outcome)
             self._answer(want, landing.fault or outcome)

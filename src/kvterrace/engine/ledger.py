@@ -6,7 +6,7 @@ anything. Production, replay and simulation drive the same ledger. Not thread-sa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -88,6 +88,8 @@ class Ledger:
             self._slot_nbytes,
             forget=self._giving_up.forget,
             can_write=lambda: self.can_write,
+            owe=self._owe,
+            leave_gap=self._giving_up.leave_gap,
         )
 
     @property
@@ -99,6 +101,22 @@ class Ledger:
     def space_of(self, number: int) -> SegmentSpace:
         """The room that the segment `number` takes its share of."""
         return self.spaces[volume_of(number) if len(self.spaces) > 1 else 0]
+
+    def may_store(self, key: bytes) -> bool:
+        """Whether the tier below may be given the block of a key, on some volume; else it lives in DRAM alone."""
+        return not self.spaces or any(space.may_store(key) for space in self.spaces)
+
+    def _refused_by(self, space: SegmentSpace) -> Callable[[int], bool]:
+        """Which blocks do not go to this volume, since they failed there and another one takes them."""
+        others = [one for one in self.spaces if one is not space and one.can_write]
+        if not others:
+            return lambda _: False
+
+        def refused(block: int) -> bool:
+            key = self.key_of(block)
+            return not space.may_store(key) and any(one.may_store(key) for one in others)
+
+        return refused
 
     @property
     def can_write(self) -> bool:
@@ -234,6 +252,10 @@ class Ledger:
         offsets = self._room.extents(nbytes, 1, last_copies=True, keep=())
         return offsets[0] if offsets else None
 
+    def drop_for(self, ids: Ids) -> None:
+        """Free room in DRAM for blocks of one namespace at any price but active KV; see `DramRoom.drop_for`."""
+        self._room.drop_for(ids)
+
     def evict_idle(self) -> None:
         """Give up every slot whose block has a copy below and is neither used nor pinned (tests and benchmarks: a
         cold DRAM tier).
@@ -302,7 +324,7 @@ class Ledger:
     def filled(self, block: int, now_s: float) -> None:
         """A put has filled the slot: the block is ready, and has no copy below."""
         self.dram.ready(block)
-        self.dirty.add(block, now_s)
+        self._owe(block, now_s)
 
     def undo(self, block: int) -> None:
         """A put or a read did not fill the slot after all: give it back. The caller still holds the block."""
@@ -315,7 +337,7 @@ class Ledger:
         """
         self.dram.ready(block)
         if self.table.segment[block] == NOWHERE:
-            self.dirty.add(block, float(self.tree.used_s[self.table.run[block]]))
+            self._owe(block, float(self.tree.used_s[self.table.run[block]]))
 
     def lost(self, block: int, now_s: float, *, segment: int | None = None, page: int = NOWHERE) -> None:
         """The SSD copy (if given: the one at that place; the block may have another by now) was found to be wrong or
@@ -327,7 +349,24 @@ class Ledger:
             return
         self._lose(block)
         if self.table.state[block] == DramState.READY:
+            self._owe(block, now_s)
+
+    def bar(self, block: int) -> None:
+        """`may_store` says no of this block from now on: if it waits to be written, it does no longer."""
+        table = self.table
+        waits = table.state[block] == DramState.READY and table.segment[block] == NOWHERE and not table.spent[block]
+        if waits and not table.writing[block]:
+            run = self.run_of(block)
+            table.spent[block] = True
+            self.dirty.nbytes -= self._slot_nbytes[run.namespace]
+            self.dirty.settle(run)
+
+    def _owe(self, block: int, now_s: float) -> None:
+        """A block is ready and has no copy below: it is to be written, if it may."""
+        if self.may_store(self.key_of(block)):
             self.dirty.add(block, now_s)
+        else:
+            self.table.spent[block] = True
 
     def spend(self, block: int) -> None:
         """The SSD copy makes room for others. What DRAM holds stays there until that room is wanted, and is not written
@@ -372,7 +411,7 @@ class Ledger:
         if space is None or not space.can_write:
             return None
         pressed = pressed or self.dirty.nbytes > self.writes.dirty_fraction * self.dram.nbytes
-        batch = self.dirty.choose(space, self.writes, now_s, pressed=pressed)
+        batch = self.dirty.choose(space, self.writes, now_s, pressed=pressed, refused=self._refused_by(space))
         if batch is not None:
             self.table.writing[batch.ids] = True
             self.hold(batch.ids)
@@ -402,6 +441,9 @@ class Ledger:
     def write_failed(self, batch: WriteBatch) -> None:
         """A write has failed: its room in the segment is spent, its blocks are as dirty as before."""
         self._end_write(batch)
+        for block in batch.ids.tolist():
+            if self.table.run[block] != NOWHERE and not self.may_store(self.key_of(block)):
+                self.bar(block)  # since the write began
 
     def _end_write(self, batch: WriteBatch) -> None:
         batch.segment.writers -= 1
@@ -421,6 +463,11 @@ class Ledger:
     def forget(self, block: int) -> None:
         """Drop a block and all that hangs on it, except what is in use or pinned."""
         self._giving_up.forget(block)
+
+    def tidy(self, block: int) -> None:
+        """If a block has no copy and nothing hangs on it: forget it."""
+        if self.table.run[block] != NOWHERE:
+            self._giving_up.tidy(block)
 
     @property
     def dropped_blocks(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from itertools import islice
 
@@ -20,6 +21,7 @@ from kvterrace.engine.landing import Copy, Landing, Want, finish_read, scatter_a
 from kvterrace.engine.layers import LayerReads
 from kvterrace.engine.outbox import Outbox
 from kvterrace.engine.prefetching import HeldBack
+from kvterrace.engine.space import Segment
 from kvterrace.engine.transfers import Transfer, TransferKind
 from kvterrace.engine.volume import Volume
 from kvterrace.format.record import PAGE_NBYTES
@@ -52,6 +54,8 @@ class Reader:
         self._waiting: tuple[deque[Want], deque[Want]] = (deque(), deque())  # demand, prefetch: no slot yet
         self._shared: dict[int, list[Want]] = {}  # block being read -> who else wants it
         self._held_back = tuple(HeldBack() for _ in core.volumes)
+        #: By volume: told of a segment whose file a read says is gone or cut, and of that read.
+        self.suspects: dict[int, Callable[[Segment, Landing], None]] = {}
         self._layers = LayerReads(
             core, landing=self._landing, stopped=_stopped, discard=self._discard, answer=self._answer
         )
@@ -119,7 +123,7 @@ class Reader:
                     at_once *= 2
                     ids = np.array([one.block for one in batch], np.int32)
                     demand = io_class is IoClass.DEMAND
-                    got = self._core.ledger.reserve_all(ids, DramState.READING, last_copies=demand)
+                    got = self._reserve(ids, demand=demand)
                     for one in batch[:got]:
                         queue.popleft()
                         landings.append(self._landing(one, self._core.slot(one.block)))
@@ -140,6 +144,26 @@ class Reader:
                 io_class is IoClass.PREFETCH or now_s - queue[0].transfer.submitted_s >= self._busy_after_s
             ):
                 self._answer(queue.popleft(), Busy())
+
+    def _reserve(self, ids: Ids, *, demand: bool) -> int:
+        """Slots for reads: how many of `ids` got one. For demand, where nothing can be written and DRAM holds nothing
+        but last copies, a few of those go: for as many slots as reads then hand on to each other.
+        """
+        ledger = self._core.ledger
+        got = ledger.reserve_all(ids, DramState.READING, last_copies=False)
+        if got or not demand or ledger.can_write or self._slots_to_come:
+            return got
+        return ledger.reserve_all(ids[:_FIRST_WANTS], DramState.READING, last_copies=True)
+
+    @property
+    def _slots_to_come(self) -> bool:
+        """Whether a slot becomes free without anything being lost: a read is under way, or what has a copy below is in
+        use.
+        """
+        if self._shared:
+            return True
+        table = self._core.ledger.table
+        return bool(((table.state == _READY) & (table.segment != NOWHERE) & (table.users > 0)).any())
 
     def _slotless(self, queue: deque[Want], limit: int) -> list[Want]:
         """The wants at the head of `queue`, up to `limit`, that all need a slot of one size, no two for the same
@@ -308,12 +332,13 @@ class Reader:
                 elif isinstance(one.outcome, DeviceFailed) and len(group) > 1:
                     # one bad place must not cost the blocks beside it: each is read by itself before it is given up
                     one.outcome = None
+                    one.missing = False
                     one.memory[:PAGE_NBYTES] = 0
                     if io_class is IoClass.PREFETCH:
                         held_back.started(one)
                     self._read([one], io_class, outbox)
                     continue
-                self._landed(one, condemned=asked and fault_of(result.error) is Fault.MEDIA)
+                self._landed(one, condemned=asked and (one.missing or fault_of(result.error) is Fault.MEDIA))
             self._merge(held_back.due(), IoClass.PREFETCH, outbox)
             outbox.send()
 
@@ -343,13 +368,27 @@ class Reader:
 
     def _discard(self, one: Landing, outcome: GetOutcome) -> None:
         """The copy on the SSD is not what it should be: never read it again."""
-        _log.warning("%s: %s; this copy is discarded", one.where, getattr(outcome, "reason", outcome))
-        self._core.ledger.lost(
+        core = self._core
+        suspect = self.suspects.get(one.volume.number)
+        if one.missing and suspect is not None:
+            suspect(one.segment, one)
+        else:
+            self.condemn(one, getattr(outcome, "reason", str(outcome)))
+        core.ledger.lost(
             one.want.block,
-            self._core.clock.monotonic_s(),
+            core.clock.monotonic_s(),
             segment=one.segment.number,
             page=one.offset // PAGE_NBYTES,
         )
+
+    def condemn(self, one: Landing, reason: str = "it could not be read in full") -> None:
+        """The place of this record is bad, and its block has failed."""
+        _log.warning("%s: %s; this copy is discarded", one.where, reason)
+        ledger, table = self._core.ledger, self._core.ledger.table
+        one.volume.bad.went_wrong(one.key, one.segment, one.nonce, one.offset, one.geometry.record_nbytes)
+        block = one.want.block
+        if not ledger.may_store(one.key) and table.run[block] != NOWHERE and bytes(table.key[block]) == one.key:
+            ledger.bar(block)
 
     # -- ends ----------------------------------------------------------------------------------------------------------
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
+from kvterrace.engine.blocks import NOWHERE
 from kvterrace.engine.core import UNSIZED, Core, NamespaceEntry
 from kvterrace.engine.ledger import Geometry
+from kvterrace.engine.resuming import choose_resumed
 from kvterrace.engine.space import Segment, SegmentState
 from kvterrace.format.record import PAGE_NBYTES, RecordKind, part_table
 from kvterrace.format.recovery import LiveEntries, SegmentContents, live_entries
@@ -19,6 +22,8 @@ __all__ = ["rebuild"]
 
 #: Age given to a recovered block for each put since: only the order counts.
 _AGE_STEP_S = 1e-3
+#: In place of a bad record's own: those of a partition begin with 1.
+_BAD_PUT_SEQ = 0
 
 Rows = npt.NDArray[np.int64]
 
@@ -27,7 +32,8 @@ def rebuild(core: Core, found: Sequence[RecoveredSegment], now_s: float) -> int:
     """Enter segments, in rising order, and their live blocks into the ledger; returns how many blocks it now knows.
 
     A block whose prefix is not whole is left out: it could never be matched. Its bytes are reclaimed with its segment.
-    About 2 us for each block, and 2 us for each run.
+    A record that touches a bad place is no copy. Its block, if no other record holds it, is known only as that on which
+    others hang: these are found again once it was put again. About 2 us for each block, and 2 us for each run.
     """
     ledger = core.ledger
     contents: list[SegmentContents] = []
@@ -36,7 +42,7 @@ def rebuild(core: Core, found: Sequence[RecoveredSegment], now_s: float) -> int:
     for one in found:
         segment = ledger.space_of(one.number).adopt(one.number, SegmentState.SEALED, one.file_nbytes)
         if isinstance(one.contents, SegmentContents):
-            contents.append(one.contents)
+            contents.append(_last_choice(core, one.number, one.contents))
             segments.append(segment)
             segment.used_nbytes = one.contents.data_end
             segment.records = len(one.contents.entries)
@@ -45,6 +51,7 @@ def rebuild(core: Core, found: Sequence[RecoveredSegment], now_s: float) -> int:
             for rows in (one.contents.entries, one.contents.tombstones):
                 if len(rows):
                     newest = max(newest, int(rows["put_seq"].max()))
+            newest = max(newest, one.contents.newest_put_seq)
             if len(one.contents.tombstones):
                 segment.tombstones = _tombstones(one.contents)
         elif one.contents is None:
@@ -52,6 +59,8 @@ def rebuild(core: Core, found: Sequence[RecoveredSegment], now_s: float) -> int:
     ledger.next_put_seq = newest + 1
     live = live_entries(contents)
     _enter_namespaces(core, live)
+    for space in ledger.spaces:
+        choose_resumed(core, [one for one in found if ledger.space_of(one.number) is space])
     if not len(live.entries):
         return 0
     rows, starts, above = _runs(live.entries)
@@ -74,6 +83,10 @@ def rebuild(core: Core, found: Sequence[RecoveredSegment], now_s: float) -> int:
         depths=entries["depth"][heads].tolist(),
         used_s=np.asarray(now_s - age_s, np.float64),
     )
+    gaps = ids[entries["put_seq"][rows] == _BAD_PUT_SEQ]
+    if len(gaps):
+        sound = entries["put_seq"][rows] != _BAD_PUT_SEQ
+        rows, ids = rows[sound], ids[sound]
     table.page[ids] = entries["offset"][rows] // PAGE_NBYTES
     used_s = ledger.tree.used_s[table.run[ids]]
     sizes = entries["record_nbytes"][rows].astype(np.int64)
@@ -84,7 +97,23 @@ def rebuild(core: Core, found: Sequence[RecoveredSegment], now_s: float) -> int:
         mine = by_segment[start:stop]
         if len(mine):
             ledger.space_of(segment.number).gain(table, segment, ids[mine], int(sizes[mine].sum()), used_s[mine])
+    for block in gaps.tolist():
+        if table.run[block] != NOWHERE:  # not gone together with one behind it
+            ledger.tidy(block)
     return len(rows)
+
+
+def _last_choice(core: Core, number: int, contents: SegmentContents) -> SegmentContents:
+    """The same contents, with records that touch a bad place older than any other of their blocks."""
+    places = core.volume_of(number).bad.places(contents.header.nonce) if core.volumes else ()
+    if not places:
+        return contents
+    entries = contents.entries.copy()
+    start, end = entries["offset"], entries["offset"] + entries["record_nbytes"]
+    for place in places:
+        touched = (start < np.uint64(place.offset + place.nbytes)) & (end > np.uint64(place.offset))
+        entries["put_seq"][touched & (entries["kind"] == RecordKind.BLOCK)] = _BAD_PUT_SEQ
+    return replace(contents, entries=entries)
 
 
 def _tombstones(contents: SegmentContents) -> list[tuple[bytes, bytes, int]]:

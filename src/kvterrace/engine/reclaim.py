@@ -20,7 +20,7 @@ from kvterrace.engine.tree import Run
 from kvterrace.format.record import tombstone_nbytes_for
 from kvterrace.format.segment import TOMBSTONE_DTYPE
 
-__all__ = ["CARRY_SHARE", "choose", "give_up", "holds_up"]
+__all__ = ["CARRY_SHARE", "choose", "fitting", "give_up", "holds_up", "take_back"]
 
 #: At most this share of a segment's records survives it (more would wear the drive for little room), and all active KV.
 CARRY_SHARE = 0.25
@@ -235,3 +235,23 @@ def _in_chain_order(ledger: Ledger, segment: Segment) -> Ids:
         depths.append(run.depth + places)
     in_runs: Ids = np.concatenate(ids)
     return in_runs[np.argsort(np.concatenate(depths), kind="stable")]
+
+
+def fitting(ledger: Ledger, ids: Ids, nbytes: int) -> Ids:
+    """As many of `ids`, from the first on, as `nbytes` of records hold."""
+    sizes = [ledger.geometry_of(block).record_nbytes for block in ids.tolist()]
+    return ids[np.cumsum(np.array(sizes, np.int64)) <= nbytes]
+
+
+def take_back(ledger: Ledger, segment: Segment, ids: Ids, pages: Ids) -> None:
+    """Undo `give_up` for blocks that still wait to be written anew: their copies at `pages` of `segment` count
+    again.
+    """
+    table, dirty = ledger.table, ledger.dirty
+    nbytes = sum(ledger.geometry_of(block).record_nbytes for block in ids.tolist())
+    space = ledger.space_of(segment.number)
+    space.gain(table, segment, ids, nbytes, ledger.tree.used_s[table.run[ids]])
+    table.page[ids] = pages
+    dirty.nbytes -= nbytes
+    for number in set(table.run[ids].tolist()):
+        dirty.settle(ledger.tree.run(number))

@@ -8,10 +8,9 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from kvterrace.engine import reclaim
+from kvterrace.engine import reclaim, residence
 from kvterrace.engine.blocks import NOWHERE, DramState, Ids
 from kvterrace.engine.core import Core
-from kvterrace.engine.pausing import PAUSE_S
 from kvterrace.engine.reader import Reader
 from kvterrace.engine.sealing import SegmentMaker
 from kvterrace.engine.space import Segment, SegmentState
@@ -25,12 +24,17 @@ __all__ = ["Reclaimer"]
 
 #: Where every segment is in use, this long until they are looked at again.
 _RECLAIM_AGAIN_S = 0.02
-#: Reclaims called off in a row because DRAM had no room for what must not be lost, until one goes on without it: else
-#: a full DRAM tier and a full drive would wait for each other for ever.
+#: Where a read of what must not be lost has failed, this long until the next try.
+_AFTER_FAILURE_S = 5.0
+#: Reclaims called off in a row because DRAM had no room for what must not be lost, until the blocks in DRAM that are
+#: worth least give way to it, written or not: else a full DRAM tier and a full drive would wait for each other for
+#: ever.
 _CALL_OFFS = 12
 #: What was carried over is waited for this long at most, where another drive may have it: if that hangs, this one must
 #: not fill up meanwhile.
 _ANEW_S = 1.0
+#: Reads of a segment of which none has ended for this long are not waited for any more; as those of a request.
+_STALL_S = 30.0
 
 
 class Reclaimer:
@@ -60,7 +64,9 @@ class Reclaimer:
         self._carry: Transfer | None = None
         self._moved: list[bool] | None = None  # tombstones of the segment being reclaimed are on their way elsewhere
         self._moved_syncs: int | None = None
-        self._anew: tuple[Ids, npt.NDArray[np.int64]] | None = None  # given up, now to be written again: ids, put_seq
+        #: Given up, now to be written again: ids, put_seq, pages of the old copies.
+        self._anew: tuple[Ids, npt.NDArray[np.int64], Ids] | None = None
+        self._progress: tuple[int, float] = (-1, 0.0)  # blocks carried, and when that was first seen
         self._anew_syncs: tuple[list[bool], int] | None = None
         self._avoided: set[int] = set()  # segments of which reclaim was called off since one succeeded
         self._called_off = 0
@@ -73,6 +79,11 @@ class Reclaimer:
     def busy(self) -> bool:
         """Whether a segment is being reclaimed."""
         return self._reclaiming is not None
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether something of the segment being reclaimed is to be written elsewhere before it goes."""
+        return self._anew is not None or self._moved is not None
 
     def close(self) -> None:
         """Begin no more; what is under way is called off by the next `go_on`."""
@@ -105,16 +116,14 @@ class Reclaimer:
         if not self._volume.gate.is_open:
             return  # what is worth keeping could not be read
         ledger = self._core.ledger
-        found = reclaim.choose(
-            ledger,
-            now_s,
-            space=self._space,
-            only=lambda one: self._may_go(one) and one.number not in self._avoided,
-        )
+        space, avoided = self._space, self._avoided
+        only = lambda one: one.number not in avoided and self._may_go(one)  # noqa: E731
+        found = residence.choose(ledger, now_s, space=space, only=only)
+        if found is None and avoided:
+            avoided.clear()
+            found = residence.choose(ledger, now_s, space=space, only=only)
         if found is None:
-            self._avoided.clear()
-            found = reclaim.choose(ledger, now_s, space=self._space, only=self._may_go)
-        if found is None:
+            self._space.lent = True
             self._reclaim_again_s = now_s + _RECLAIM_AGAIN_S
             return
         segment, carry = found
@@ -124,16 +133,31 @@ class Reclaimer:
             pinned = ledger.table.pins[carry] > 0
             needed = [reclaim.holds_up(ledger, segment, block) for block in carry.tolist()]
             carry = carry[pinned | np.array(needed, bool)]
+        room_nbytes = self._space.carried_room_nbytes
+        if room_nbytes:
+            carry = reclaim.fitting(ledger, carry, room_nbytes)
+        if self._called_off >= _CALL_OFFS:
+            for namespace in {ledger.run_of(block).namespace for block in carry.tolist()}:
+                ledger.drop_for(carry[[ledger.run_of(block).namespace == namespace for block in carry.tolist()]])
         self._reclaiming = segment
+        self._progress = (-1, now_s)
         segment.state = SegmentState.RECLAIMING
         self._carried = carry
         self._carry = self._reader.bring(carry, now_s)
 
     def _may_go(self, segment: Segment) -> bool:
-        """Whether the tombstones of `segment`, if they are still needed, could be written elsewhere first."""
-        return self._maker.can_open or not self._kills_older(segment)
+        """Whether the tombstones of `segment`, if they are still needed, and its active KV could be written elsewhere
+        first.
+        """
+        if not self._maker.can_open and self._kills_older(segment):
+            return False
+        ledger = self._core.ledger
+        ids = segment.live_ids(ledger.table)
+        pinned = ids[ledger.table.pins[ids] > 0]
+        return len(reclaim.fitting(ledger, pinned, self._space.carried_room_nbytes)) == len(pinned)
 
     def _end(self) -> None:
+        self._space.first = np.zeros(0, np.int32)
         self._reclaiming = self._carry = self._moved = self._moved_syncs = self._anew = self._anew_syncs = None
 
     def _call_off(self, segment: Segment) -> None:
@@ -151,57 +175,82 @@ class Reclaimer:
             self._call_off(segment)
             return
         if self._anew is not None:
-            if self._written_anew(now_s):
-                self._end()
-                self._maker.remove(segment)
-            return
-        if not carry.done:
+            self._finish(segment, now_s)
             return
         live = segment.live_ids(ledger.table)
-        if segment.readers or (ledger.table.users[live] > 0).any():
+        if not carry.done or segment.readers or (ledger.table.users[live] > 0).any():
+            if self._progress[0] != carry.done_blocks:
+                self._progress = (carry.done_blocks, now_s)
+            if now_s - self._progress[1] >= _STALL_S:
+                carry.give_up()
+                self._call_off(segment)  # not chosen again while it is in use
             return
         missing = ledger.table.state[live] == DramState.EMPTY
         if (ledger.table.pins[live] > 0)[missing].any():
+            self._called_off += 1
+            self._space.lent = True
             self._reclaim_again_s = now_s + _RECLAIM_AGAIN_S
             self._call_off(segment)  # active KV found no room in DRAM: this segment stays for now
             return
         missing &= np.isin(live, self._carried)
         failed = any(isinstance(outcome, DeviceFailed | Expired) for outcome in carry.outcomes)
-        if (failed or self._called_off < _CALL_OFFS) and any(
-            reclaim.holds_up(ledger, segment, block) for block in live[missing].tolist()
-        ):
+        if any(reclaim.holds_up(ledger, segment, block) for block in live[missing].tolist()):
             self._called_off += not failed
-            self._reclaim_again_s = now_s + (PAUSE_S if failed else _RECLAIM_AGAIN_S)
+            self._space.lent = not failed
+            self._reclaim_again_s = now_s + (_AFTER_FAILURE_S if failed else _RECLAIM_AGAIN_S)
             self._call_off(segment)
             return
         if self._kills_older(segment) and not self._tombstones_moved(segment, now_s):
             return
+        ready = ledger.table.state[live] == DramState.READY
+        pinned = ledger.table.pins[live] > 0
+        room_nbytes = self._space.carried_room_nbytes
+        if len(reclaim.fitting(ledger, live[pinned], room_nbytes)) < pinned.sum():
+            self._reclaim_again_s = now_s + _RECLAIM_AGAIN_S
+            self._call_off(segment)  # pinned since the reclaim began, or its tombstones have taken the room
+            return
+        if room_nbytes:
+            others = self._carried[np.isin(self._carried, live[ready & ~pinned])]
+            self._carried = reclaim.fitting(ledger, np.concatenate([live[pinned], others]), room_nbytes)
         self._core.stats.carried_blocks += sum(isinstance(outcome, Hit) for outcome in carry.outcomes)
         self._core.stats.reclaimed_segments += 1
         self._called_off = 0
+        self._space.lent = False
         self._avoided.clear()
+        pages = ledger.table.page.copy()
         anew = reclaim.give_up(ledger, segment, self._carried, now_s)
         ledger.dirty.hurry(anew)
-        self._anew = anew, ledger.table.put_seq[anew]
+        if not room_nbytes:
+            # Opened with less room than it takes, or what was kept for this is spoilt. There is idle KV alone here: it
+            # stays in DRAM until there is room, which a crash may forestall.
+            anew = anew[:0]
+        self._anew = anew, ledger.table.put_seq[anew], pages[anew]
         self._anew_until_s = now_s + _ANEW_S if len(ledger.spaces) > 1 else math.inf
+        self._finish(segment, now_s)
+
+    def _finish(self, segment: Segment, now_s: float) -> None:
         if self._written_anew(now_s):
             self._end()
             self._maker.remove(segment)
 
     def _written_anew(self, now_s: float) -> bool:
-        """Whether what was carried over is on a drive elsewhere, and synced, or cannot be before there is room. Until
-        then its old copies are what a crash leaves. Another drive, which may hang, is not waited for for ever.
+        """Whether what was carried over is on a drive elsewhere, and synced. Until then its old copies are what a crash
+        leaves; they count again if it can be written nowhere (the room for it went with a failed write). Another drive
+        that has it, and may hang, is not waited for for ever.
         """
-        assert self._anew is not None
+        assert self._anew is not None and self._reclaiming is not None
         ledger = self._core.ledger
-        table, (ids, put_seq), segment = ledger.table, self._anew, self._reclaiming
-        assert segment is not None
-        if not len(ids) or not self._space.can_write or not self._maker.can_open or now_s >= self._anew_until_s:
+        table, (ids, put_seq, pages), segment = ledger.table, self._anew, self._reclaiming
+        if not len(ids) or now_s >= self._anew_until_s:
             return True
         waits = (table.put_seq[ids] == put_seq) & (table.run[ids] != NOWHERE) & (table.state[ids] == DramState.READY)
         waits &= (table.segment[ids] == NOWHERE) & ~table.spent[ids] & ~ledger.doomed(ids)
+        self._space.first = ids[waits]
         if waits.any():
             self._anew_syncs = None
+            if not self._maker.can_open and not table.writing[ids[waits]].any():
+                reclaim.take_back(ledger, segment, ids[waits], pages[waits])
+                self._call_off(segment)
             return False
         if self._anew_syncs is None:
             ended: list[bool] = []
@@ -231,7 +280,8 @@ class Reclaimer:
         return False
 
     def _kills_older(self, segment: Segment) -> bool:
-        return bool(segment.tombstones) and any(other < segment.number for other in self._space.segments)
+        oldest = self._space.oldest
+        return bool(segment.tombstones) and oldest is not None and oldest < segment.number
 
     def _buried(self, ended: list[bool]) -> bool:
         """Whether every tombstone is written, and every SYNC since has succeeded; `ended` collects these, submitted by

@@ -28,12 +28,16 @@ class DramRoom:
         *,
         forget: Callable[[int], None],
         can_write: Callable[[], bool],
+        owe: Callable[[int, float], None],
+        leave_gap: Callable[[int], None],
     ) -> None:
         """
         Args:
             slot_nbytes: size of a slot by namespace.
             forget: gives up a block and all that hangs on it.
             can_write: whether the tier below takes blocks.
+            leave_gap: gives up a block, and nothing that hangs on it.
+            owe: has a block written, if the tier below may be given it; else leaves it `spent`.
         """
         self._table = table
         self._tree = tree
@@ -42,12 +46,14 @@ class DramRoom:
         self._slot_nbytes = slot_nbytes
         self._forget = forget
         self._can_write = can_write
+        self._owe = owe
+        self._leave_gap = leave_gap
 
     def reserve_all(self, ids: Ids, state: DramState, *, last_copies: bool) -> int:
         """Give blocks of one namespace slots, in order, as many as there is room for; returns how many.
 
-        For room, blocks that have a copy below are given up; with `last_copies`, where nothing can be written, others,
-        too, but none that these blocks hang on.
+        For room, blocks that have a copy below are given up; with `last_copies`, where nothing can be written and none
+        of those is left, others, too, but none that these blocks hang on.
         """
         if not len(ids):
             return 0
@@ -62,13 +68,24 @@ class DramRoom:
         self._dram.take(ids[: len(offsets)], offsets, state)
         return len(offsets)
 
+    def drop_for(self, ids: Ids) -> None:
+        """Free room for slots of `ids`, of one namespace, at the cost of the blocks that are worth least, whether or
+        not these have a copy below; of none that `ids` hang on.
+        """
+        keep = {run.number for block in ids.tolist() for run in self._tree.lineage(self._run_of(block))}
+        nbytes = self._slot_nbytes[self._run_of(int(ids[0])).namespace]
+        for offset in self._extents(nbytes, len(ids), droppable=True, keep=keep):
+            self._dram.allocator.free(offset)
+
     def extents(self, nbytes: int, count: int, *, last_copies: bool, keep: Collection[int]) -> list[int]:
         """Up to `count` extents of `nbytes`. Blocks that have a copy below are given up for them.
 
         `last_copies`: where nothing can be written, blocks without one are given up, too, except in the runs `keep`.
         """
+        return self._extents(nbytes, count, droppable=last_copies and not self._can_write(), keep=keep)
+
+    def _extents(self, nbytes: int, count: int, *, droppable: bool, keep: Collection[int]) -> list[int]:
         allocate = self._dram.allocator.allocate
-        droppable = last_copies and not self._can_write()
         offsets: list[int] = []
         victims: list[int] = []
         while len(offsets) < count:
@@ -80,11 +97,19 @@ class DramRoom:
                 if not droppable and self._dram.ready_nbytes == self._dirty.nbytes:
                     break  # all of it waits to be written
                 wanted = nbytes * (count - len(offsets))
-                victims = self._dram.victims(wanted, self._slot_nbytes, droppable=droppable, keep=keep)[::-1].tolist()
+                victims = self._victims(wanted, droppable=droppable, keep=keep)
                 if not victims:
                     break
             self._evict_some(victims, nbytes * (count - len(offsets)))
         return offsets
+
+    def _victims(self, nbytes: int, *, droppable: bool, keep: Collection[int]) -> list[int]:
+        """What to give up for `nbytes` of room, the last first. Last copies only where there is nothing else."""
+        for last_copies in (False, True) if droppable else (False,):
+            found = self._dram.victims(nbytes, self._slot_nbytes, droppable=last_copies, keep=keep)
+            if len(found):
+                return found[::-1].tolist()  # type: ignore[no-any-return] # numpy has no type for it
+        return []
 
     def _evict_some(self, victims: list[int], nbytes: int) -> None:
         """Give up the last of `victims`, and the last copies before it in the list that are of the same run, for up to
@@ -112,7 +137,9 @@ class DramRoom:
             return
         if self._table.spent[block] and self._holds_up(block):
             self._table.spent[block] = False
-            self._dirty.add(block, float(self._tree.used_s[self._table.run[block]]))  # written after all
+            self._owe(block, float(self._tree.used_s[self._table.run[block]]))  # written after all
+            if self._table.spent[block]:  # it may not be: what hangs on it waits for it to be put again
+                self._leave_gap(block)
             return
         self._forget(block)
 

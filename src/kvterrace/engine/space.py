@@ -62,6 +62,8 @@ class SegmentState(enum.Enum):
     """A segment's life, in this order."""
 
     CREATING = "creating"
+    #: Found without a footer at open; to be the open one again once what was found in it is durable.
+    RESUMING = "resuming"
     OPEN = "open"
     SEALING = "sealing"
     SEALED = "sealed"
@@ -140,6 +142,7 @@ class Segment:
         state: see `SegmentState`.
         file_nbytes: what the file takes of the capacity.
         used_nbytes: where the next record goes.
+        written_s: when it was last written to, by the monotonic clock; of one found at open, long ago.
         records: records placed in it, whether or not they are still live.
         live_nbytes: bytes of records that the index points to.
         writers: writes in flight; it is not sealed before they end.
@@ -162,6 +165,7 @@ class Segment:
         "tombstones",
         "used_nbytes",
         "writers",
+        "written_s",
     )
 
     def __init__(self, space: SegmentSpace, number: int, row: int, state: SegmentState) -> None:
@@ -177,6 +181,7 @@ class Segment:
         self.readers = 0
         self.reserved_nbytes = 0
         self.tombstones: list[tuple[bytes, bytes, int]] = []
+        self.written_s = float("-inf")
         self._ids: list[Ids] = []
 
     def __repr__(self) -> str:
@@ -246,12 +251,20 @@ class SegmentSpace:
         self.open: Segment | None = None
         self.next_number = (volume << _NUMBER_BITS) + 1
         self._end_number = 2**31 - 1 if alone else (volume + 1) << _NUMBER_BITS
+        #: Whether the block of a key may be given to this drive.
+        self.may_store: Callable[[bytes], bool] = lambda _: True
         #: Whether the drive takes writes, as far as is known.
         self.can_write = True
         #: Whether something waits to be written for which the open segment had no room when it was last tried.
         self.open_is_full = False
         #: What other files of the partition take of the capacity.
         self.other_nbytes = 0
+        #: What all files may take while the drive has less room than the capacity; None: all of it.
+        self.limit_nbytes: int | None = None
+        #: Blocks that go into the open segment before all others, while they wait: reclaim has to see them elsewhere.
+        self.first: Ids = np.zeros(0, np.int32)
+        #: Whether reclaim lends what the open segment keeps for it: it gets nowhere until DRAM is relieved.
+        self.lent = False
         self._footer_nbytes = footer_nbytes
 
     @property
@@ -279,8 +292,39 @@ class SegmentSpace:
         return [segment for _, segment in sorted(self._in_state[state].items())]
 
     def room_for_segment(self) -> bool:
-        """Whether one more segment stays under the cap."""
-        return self.file_nbytes + self.segment_nbytes <= self.cap_nbytes
+        """Whether one more segment stays under the cap, and under what the drive has room for, and room for another is
+        left to reclaim.
+        """
+        return self.file_nbytes + 2 * self.segment_nbytes <= self._most_nbytes
+
+    def room_for_carried(self) -> bool:
+        """Whether the room for a segment is there that only reclaim may use, for what outlives an old one."""
+        return self.file_nbytes + self.segment_nbytes <= self._most_nbytes
+
+    @property
+    def _most_nbytes(self) -> int:
+        return self.cap_nbytes if self.limit_nbytes is None else min(self.cap_nbytes, self.limit_nbytes)
+
+    @property
+    def kept_nbytes(self) -> int:
+        """Room in the open segment that only reclaim may use: while it has none for a segment of its own."""
+        return 0 if self.lent or self.room_for_carried() else self.segment_nbytes // 2
+
+    @property
+    def carried_room_nbytes(self) -> int:
+        """Bytes of records that reclaim can write now before the segment that it empties is gone; a little less than
+        it may be.
+        """
+        if self.room_for_carried():
+            nbytes = self.segment_nbytes - PAGE_NBYTES
+        elif self.open is not None:
+            segment = self.open
+            footer = self._footer_nbytes(segment.records, len(segment.namespaces))
+            nbytes = segment.file_nbytes - segment.used_nbytes - segment.reserved_nbytes - footer
+        else:
+            return 0
+        # of each record, at least two pages, comes a row of less than a 32nd of that, and a namespace
+        return max(0, nbytes * 31 // 32 - 3 * PAGE_NBYTES)
 
     @property
     def used_up(self) -> bool:
@@ -289,7 +333,7 @@ class SegmentSpace:
 
     def begin(self) -> Segment:
         """A new segment, to be created by the mover."""
-        assert self.room_for_segment(), "a segment over the cap"
+        assert self.room_for_carried(), "a segment over the cap"
         return self.adopt(self.next_number, SegmentState.CREATING, self.segment_nbytes)
 
     def adopt(self, number: int, state: SegmentState, file_nbytes: int) -> Segment:

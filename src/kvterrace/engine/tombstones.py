@@ -5,10 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 
+import numpy as np
+
+from kvterrace.buffers import Bytes
 from kvterrace.engine.core import Core
-from kvterrace.engine.pausing import WritePause
 from kvterrace.engine.space import Segment
 from kvterrace.engine.volume import Volume
+from kvterrace.engine.write_gate import WriteGate
 from kvterrace.format.record import (
     PAGE_NBYTES,
     RecordHeader,
@@ -31,11 +34,11 @@ _KEYS = 4096
 class Tombstones:
     """The line of keys to be written down as dead. Used under the store's lock."""
 
-    def __init__(self, core: Core, volume: Volume, pause: WritePause, on_written: Callable[[Segment], None]) -> None:
+    def __init__(self, core: Core, volume: Volume, gate: WriteGate, on_written: Callable[[Segment], None]) -> None:
         """`on_written` is told of each segment that a tombstone was written to."""
         self._core = core
         self._volume = volume
-        self._pause = pause
+        self._gate = gate
         self._on_written = on_written
         self._files = volume.files
         self._space = volume.space
@@ -70,7 +73,7 @@ class Tombstones:
     def write(self) -> None:
         """Submit one record of those that wait, into the open segment; shut that if it has no room."""
         core, segment = self._core, self._space.open
-        if not self._waiting or segment is None:
+        if not self._waiting or segment is None or not self._gate.is_open:
             return
         digest, _, put_seq = self._waiting[0]
         most = self._most_keys
@@ -80,12 +83,17 @@ class Tombstones:
         if not self._space.fits(segment, nbytes + rows_nbytes, core.numbers[digest]):
             self._space.shut()
             return
-        staging = core.ledger.reserve_extent(nbytes)
-        if staging is None:
-            return
-        memory = core.arena.view(staging, nbytes)
+        # not from the arena: what fills that may have to wait for these to be written
+        memory = _aligned(nbytes)
         keys = b"".join(key for _, key, _ in some)
-        encode_tombstone(keys, memory, put_seq=put_seq, namespace=digest)
+        encode_tombstone(
+            keys,
+            memory,
+            put_seq=put_seq,
+            namespace=digest,
+            epoch=core.namespaces[core.numbers[digest]].epoch,
+            created_unix_ns=int(core.clock.unix_s() * 1e9),
+        )
         offset = self._space.place(segment, nbytes, core.numbers[digest])
         segment.reserved_nbytes += rows_nbytes
         place(memory, self._files.nonce(segment.number), offset)
@@ -102,7 +110,6 @@ class Tombstones:
             self._burying[put_seq] -= 1
             if not self._burying[put_seq]:
                 del self._burying[put_seq]
-            core.ledger.dram.allocator.free(staging)
             core.stats.ssd_written_nbytes += result.nbytes
             if result.complete:
                 self._files.footers[segment.number].add(header, tombstone_keys=keys)
@@ -110,13 +117,21 @@ class Tombstones:
                 self._on_written(segment)
             else:
                 self._waiting.extend(some)
-                self._pause.failed(segment, result)
+                self._volume.bad.not_written(segment, result)
+                self._gate.failed(segment, result)
 
         file = self._files.file(segment.number)
-        self._volume.engine.submit([IoRequest(IoKind.WRITE, IoClass.DEMOTION, file, offset, [memory], tag=on_result)])
+        sent = self._gate.submit(IoRequest(IoKind.WRITE, IoClass.DEMOTION, file, offset, [memory]), on_result)
+        assert sent, "the gate was open"
 
     @property
     def _most_keys(self) -> int:
-        """Keys that a tombstone may have so that it, and its rows in the footer, fit half a segment and some DRAM."""
-        room = min(self._space.segment_nbytes // 6, self._core.arena.nbytes // 4) - 2 * PAGE_NBYTES
+        """Keys that a tombstone may have so that it, and its rows in the footer, fit half a segment."""
+        room = self._space.segment_nbytes // 6 - 2 * PAGE_NBYTES
         return max(PAGE_NBYTES // KEY_NBYTES, min(_KEYS, room // KEY_NBYTES))
+
+
+def _aligned(nbytes: int) -> Bytes:
+    memory = np.zeros(nbytes + PAGE_NBYTES, np.uint8)
+    start = -memory.ctypes.data % PAGE_NBYTES
+    return memory[start : start + nbytes]

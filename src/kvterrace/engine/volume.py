@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvterrace.clock import Clock
+from kvterrace.engine.bad_places import ONLY_DRIVE_STRIKES, BadPlaces
 from kvterrace.engine.gate import ReadGate
 from kvterrace.engine.space import MOST_VOLUMES, NUMBERS, SegmentSpace
+from kvterrace.format.recovery import SegmentContents
 from kvterrace.io.base import IoEngine
 from kvterrace.tiers.directory import StoreDirectory
-from kvterrace.tiers.segments import SegmentFiles, footer_room_nbytes
+from kvterrace.tiers.segments import RecoveredSegment, SegmentFiles, footer_room_nbytes
 
 __all__ = ["Volume", "make_volumes"]
 
@@ -25,6 +27,7 @@ class Volume:
         files: its segments, as files.
         space: the same, as room under its own cap.
         gate: lets reads of it through, or stops them.
+        bad: what went wrong on it, and is not read or written there again.
     """
 
     number: int
@@ -32,6 +35,18 @@ class Volume:
     files: SegmentFiles
     space: SegmentSpace
     gate: ReadGate
+    bad: BadPlaces
+
+    def recover(self) -> list[RecoveredSegment]:
+        """What the drive holds, in order of number, opened for reading. Blocks; changes nothing on the drive.
+
+        Raises:
+            FormatVersionError, StoreUnusableError: as `SegmentFiles.recover`.
+        """
+        found = self.files.recover()
+        self.space.other_nbytes = self.files.other_nbytes
+        self.bad.recover({one.contents.header.nonce for one in found if isinstance(one.contents, SegmentContents)})
+        return found
 
 
 def make_volumes(
@@ -45,5 +60,7 @@ def make_volumes(
         space = SegmentSpace(cap_nbytes, segment_nbytes, footer_room_nbytes, volume=number, alone=alone)
         numbers = {} if alone else {"base": number * NUMBERS, "count": NUMBERS}
         files = SegmentFiles(engine, directory.partition, directory.store_uuid, **numbers)
-        volumes.append(Volume(number, engine, files, space, ReadGate(clock, str(files.folder))))
+        bad = BadPlaces(files, space, clock, max_strikes=ONLY_DRIVE_STRIKES if alone else 1)
+        space.may_store = bad.may_store
+        volumes.append(Volume(number, engine, files, space, ReadGate(clock, str(files.folder)), bad))
     return tuple(volumes)

@@ -7,14 +7,16 @@ from collections.abc import Callable
 from kvterrace.engine.blocks import DramState
 from kvterrace.engine.core import Core
 from kvterrace.engine.dirty import WriteBatch
-from kvterrace.engine.pausing import WritePause
+from kvterrace.engine.missing import MissingFiles
 from kvterrace.engine.reader import Reader
 from kvterrace.engine.reclaimer import Reclaimer
+from kvterrace.engine.resuming import Resumer, is_worth_sealing
 from kvterrace.engine.sealing import SegmentMaker
 from kvterrace.engine.space import Segment
 from kvterrace.engine.syncing import Syncing
 from kvterrace.engine.tombstones import Tombstones
 from kvterrace.engine.volume import Volume
+from kvterrace.engine.write_gate import WriteGate
 from kvterrace.format.record import RecordHeader, decode_header, place
 from kvterrace.io.base import IoClass, IoKind, IoRequest, IoResult
 
@@ -37,20 +39,20 @@ class Writer:
     ) -> None:
         """`sync_volumes`: as `sync`, for volumes by number."""
         self._core = core
-        self._volume = volume
         self._files = volume.files
         self._space = volume.space
+        self._bad = volume.bad
         self._batches = 0
-        self._pause = WritePause(core, volume)
-        self._syncing = Syncing(
-            volume, self._pause, lost=self._lost, over=lambda one: self._reclaimer.is_done_with(one)
-        )
-        self._tombstones = Tombstones(core, volume, self._pause, self._syncing.wrote)
-        self._maker = SegmentMaker(core, volume, self._pause, self._syncing)
+        self._gate = gate = WriteGate(core, volume)
+        self._syncing = Syncing(core, volume, gate, lost=self._lost, over=lambda one: self._reclaimer.is_done_with(one))
+        self._tombstones = Tombstones(core, volume, gate, self._syncing.wrote)
+        self._maker = SegmentMaker(core, volume, gate, self._syncing)
+        self._resumer = Resumer(volume, gate, self._syncing)
         self._reclaimer = Reclaimer(
             core, volume, reader, self._maker, self._syncing, self._tombstones, sync_volumes=sync_volumes
         )
-        self._closing = False
+        self._missing = MissingFiles(core, volume, self._maker, self._tombstones, reader.condemn)
+        reader.suspects[volume.number] = self._missing.suspect
 
     # -- what is asked of it -------------------------------------------------------------------------------------------
 
@@ -78,28 +80,31 @@ class Writer:
 
     @property
     def busy(self) -> bool:
-        """Whether anything is being written, made, sealed or removed."""
-        return bool(self._in_flight or self._maker.busy)
+        """Whether anything is being written, made, sealed, removed or looked at."""
+        noting = self._space.can_write and self._bad.busy
+        return bool(self._in_flight or self._maker.busy or self._missing.busy or noting)
 
     @property
     def pending(self) -> bool:
         """Whether there is something to do, now or later, besides writing blocks."""
-        return self._tombstones.wait or self._reclaimer.busy
+        return self._tombstones.wait or self._reclaimer.busy or self._bad.busy
 
     @property
     def _in_flight(self) -> int:
         return self._batches + self._tombstones.writes
 
-    def resume(self, now_s: float) -> None:
-        """Write again, if that has paused for long enough."""
-        if not self._closing:
-            self._pause.resume(now_s)
+    def look(self, now_s: float, *, wanted: bool) -> None:
+        """Find out whether the drive takes writes by now, or hangs. `wanted`: something waits to be written."""
+        self._gate.pump(now_s, wanted=wanted)
+        self._maker.pump(now_s)
+        if self._space.can_write:
+            self._bad.pump(now_s)  # before a segment takes the room
 
     def write_next(self, now_s: float, *, pressed: bool) -> bool:
         """Submit the next batch of blocks, if this drive can take one and one is due. `pressed`: somebody waits for
         room, or for a flush.
         """
-        if self._in_flight >= _DEPTH:
+        if not self._space.can_write or not self._gate.is_open or self._in_flight - self._gate.hung >= _DEPTH:
             return False
         batch = self._core.ledger.next_write(now_s, pressed=pressed, space=self._space)
         if batch is None:
@@ -113,10 +118,16 @@ class Writer:
             self._tombstones.write()
             if self._core.ledger.needs_segment(self._space) or (self._tombstones.wait and self._space.open is None):
                 self._next_segment(now_s)
-        self._maker.seal_shut()
-        if self._space.file_nbytes > self._space.cap_nbytes:
-            self._reclaimer.start(now_s)  # the store was opened with less room than it takes
-        self._reclaimer.ahead(now_s)
+        self._missing.pump(now_s)
+        if self._space.can_write:
+            self._maker.seal_shut()
+            self._resumer.go_on()
+        self._syncing.pump()
+        if not self._space.room_for_carried() or (self._space.can_write and self._bad.wants_room):
+            # opened with less room than it takes, what went was a short file, or the log wants some
+            self._reclaimer.start(now_s)
+        if self._space.can_write:
+            self._reclaimer.ahead(now_s)
         self._reclaimer.go_on(now_s)
 
     def seal_open(self) -> None:
@@ -124,10 +135,10 @@ class Writer:
         self._space.shut()
 
     def close(self) -> None:
-        """Seal the open segment, begin no reclaim, and do not try again what has failed."""
-        self._closing = True
+        """Seal the open segment if it is worth a file of its own, and begin no reclaim."""
         self._reclaimer.close()
-        self.seal_open()
+        if self._space.open is not None and is_worth_sealing(self._space.open):
+            self.seal_open()
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
@@ -153,15 +164,18 @@ class Writer:
                 self._syncing.wrote(batch.segment)
                 core.ledger.written(batch)
             else:
+                self._bad.not_written(batch.segment, result)
                 core.ledger.write_failed(batch)
                 core.ledger.dirty.hurry(batch.ids)
-                self._pause.failed(batch.segment, result)
+                self._gate.failed(batch.segment, result)
+                if isinstance(result.error, FileNotFoundError):
+                    self._missing.suspect(batch.segment)
 
         self._batches += 1
         core.stats.ssd_write_requests += 1
-        self._volume.engine.submit(
-            [IoRequest(IoKind.WRITE, IoClass.DEMOTION, self._files.file(number), batch.offset, buffers, tag=on_result)]
-        )
+        request = IoRequest(IoKind.WRITE, IoClass.DEMOTION, self._files.file(number), batch.offset, buffers)
+        sent = self._gate.submit(request, on_result, excuse=self._maker.helps)
+        assert sent, "the gate was open"
 
     def _lost(self, segment: Segment) -> None:
         """What was written to `segment` may be gone: what DRAM still holds of it is written anew."""
@@ -177,8 +191,8 @@ class Writer:
         if self._maker.creating:
             return
         if self._space.used_up:
-            self._pause.stop()
-        elif self._space.room_for_segment():
+            self._gate.stop()
+        elif self._space.room_for_segment() or (self._reclaimer.is_writing and self._space.room_for_carried()):
             self._maker.make()
         else:
             self._reclaimer.start(now_s)

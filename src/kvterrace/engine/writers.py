@@ -77,8 +77,9 @@ class Writers:
     def pump(self, now_s: float, *, pressed: bool) -> None:
         """Submit what is due. `pressed`: somebody waits for room."""
         pressed = pressed or self.flushing > 0
+        wanted = self.pending
         for one in self.each:
-            one.resume(now_s)
+            one.look(now_s, wanted=wanted)
         passed_over = 0
         while passed_over < len(self.each):
             if self.each[self._turn].write_next(now_s, pressed=pressed):
@@ -90,6 +91,6 @@ class Writers:
             one.pump(now_s)
 
     def close(self) -> None:
-        """Seal open segments, begin no reclaim, and do not try again what has failed."""
+        """Seal open segments that are worth a file of their own, and begin no reclaim."""
         for one in self.each:
             one.close()

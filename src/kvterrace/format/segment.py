@@ -169,6 +169,15 @@ class FooterBuilder:
         self._namespaces: dict[bytes, int] = {}
         self._tombstones: list[tuple[bytes, int]] = []
 
+    @classmethod
+    def of(cls, footer: Footer) -> FooterBuilder:
+        """One that holds what `footer` says, so that more may be added."""
+        builder = cls()
+        builder._entries = footer.entries.tolist()
+        builder._namespaces = {digest: number for number, digest in enumerate(footer.namespaces)}
+        builder._tombstones = footer.tombstones.tolist()
+        return builder
+
     def __len__(self) -> int:
         return len(self._entries)
 

@@ -36,12 +36,15 @@ __all__ = [
     "encode",
     "log_generation",
     "log_name",
+    "log_nbytes_for",
 ]
 
 ENTRY_NBYTES = 64
 _PER_PAGE = PAGE_NBYTES // ENTRY_NBYTES
 #: Size of a log file, reserved when it is made, so that a drive that fills up later does not refuse an entry.
 FILE_NBYTES = 64 * PAGE_NBYTES
+#: A log takes at most this part of the capacity, but two pages.
+_CAP_PARTS = 64
 #: What is remembered at most: half a file, so that a rewritten one has room for 32 appends. A drive with 2,048 bad
 #: places is a bad drive (`Quarantine.full`).
 MAX_ENTRIES = FILE_NBYTES // ENTRY_NBYTES // 2
@@ -81,6 +84,11 @@ class Decoded:
 
     entries: tuple[BadPlace | BadBlock, ...]
     unknown: int
+
+
+def log_nbytes_for(cap_nbytes: int) -> int:
+    """Size of a log file in a partition of this capacity."""
+    return max(2 * PAGE_NBYTES, min(FILE_NBYTES, cap_nbytes // _CAP_PARTS // PAGE_NBYTES * PAGE_NBYTES))
 
 
 def log_name(generation: int) -> str:
@@ -166,16 +174,28 @@ class LogWrite:
 class Quarantine:
     """What must not go to, or be read from, one drive again. Not thread-safe: used under the store's lock."""
 
-    def __init__(self, store_uuid: bytes, writer: Callable[[LogWrite], None], *, max_strikes: int = 1) -> None:
+    def __init__(
+        self,
+        store_uuid: bytes,
+        writer: Callable[[LogWrite], None],
+        *,
+        max_strikes: int = 1,
+        file_nbytes: int = FILE_NBYTES,
+    ) -> None:
         """An empty one; `recover` fills it.
 
         Args:
             writer: begins a `LogWrite` and returns; somebody calls `ended` later. Called by `pump` alone.
             max_strikes: failures after which a block is not written to this drive any more. 1 is R34 to the letter.
                 More makes sense where there is no other drive to put it on.
+            file_nbytes: size of a log file, whole pages, two at least; half of it is what is remembered at most.
         """
         if max_strikes < 1:
             raise ValueError(f"max_strikes must be at least 1, not {max_strikes}")
+        if file_nbytes < 2 * PAGE_NBYTES or file_nbytes % PAGE_NBYTES:
+            raise ValueError(f"a log file has at least two whole pages, not {file_nbytes} B")
+        self._file_nbytes = file_nbytes
+        self._max_entries = file_nbytes // ENTRY_NBYTES // 2
         self._store_uuid = store_uuid
         self._writer = writer
         self._max_strikes = max_strikes
@@ -184,7 +204,7 @@ class Quarantine:
         self._fresh: list[BadPlace | BadBlock] = []  # not in the log yet
         self._writing: tuple[LogWrite, list[BadPlace | BadBlock]] | None = None
         self._generation = 0  # of the log that is appended to; 0: none
-        self._end = FILE_NBYTES  # where the next page goes in it
+        self._end = file_nbytes  # where the next page goes in it
         self._old: tuple[str, ...] = ()  # logs whose entries are here and that a rewrite replaces
 
     # -- asking --------------------------------------------------------------------------------------------------------
@@ -197,6 +217,10 @@ class Quarantine:
         """Whether bytes `[offset, offset + nbytes)` of the segment with this nonce touch a bad place."""
         places = self._places.get(nonce, ())
         return any(one.offset < offset + nbytes and offset < one.offset + one.nbytes for one in places)
+
+    def places(self, nonce: bytes) -> tuple[BadPlace, ...]:
+        """The bad places of the segment with this nonce."""
+        return tuple(self._places.get(nonce, ()))
 
     def strikes(self, key: bytes) -> int:
         """How often the block has failed on this drive."""
@@ -211,12 +235,26 @@ class Quarantine:
         """Whether the memory's bound is reached: from now on the oldest failed blocks are forgotten. Replace the
         drive.
         """
-        return len(self) >= MAX_ENTRIES
+        return len(self) >= self._max_entries
 
     @property
     def pending(self) -> bool:
         """Whether `pump` has something to write, now or when the write under way has ended."""
         return bool(self._fresh)
+
+    @property
+    def writing(self) -> bool:
+        """Whether a write is under way."""
+        return self._writing is not None
+
+    @property
+    def makes_file(self) -> bool:
+        """Whether the next write makes a file, beside those that are there."""
+        return self._end + self._fresh_nbytes > self._file_nbytes
+
+    @property
+    def _fresh_nbytes(self) -> int:
+        return -(-len(self._fresh) // _PER_PAGE) * PAGE_NBYTES
 
     # -- telling -------------------------------------------------------------------------------------------------------
 
@@ -265,9 +303,9 @@ class Quarantine:
         """Begin a write if there is something new and none is under way. Whoever stops writes to a drive stops this."""
         if self._writing is not None or not self._fresh:
             return
+        makes_file = self.makes_file
         entries, self._fresh = self._fresh, []
-        needed_nbytes = -(-len(entries) // _PER_PAGE) * PAGE_NBYTES
-        if self._end + needed_nbytes <= FILE_NBYTES:
+        if not makes_file:
             pages = encode(entries, self._store_uuid)
             write = LogWrite(log_name(self._generation), create=False, offset=self._end, pages=pages)
         else:
@@ -288,7 +326,7 @@ class Quarantine:
             self._old = (write.name,) if durable else (*self._old, write.name)
         if not durable:
             self._fresh = entries + self._fresh
-            self._end = FILE_NBYTES
+            self._end = self._file_nbytes
 
     def _all(self) -> list[BadPlace | BadBlock]:
         places: list[BadPlace | BadBlock] = [one for places in self._places.values() for one in places]
@@ -302,13 +340,13 @@ class Quarantine:
                     places.append(entry)
             case BadBlock(key, strikes):
                 self._strikes[key] = max(strikes, self._strikes.pop(key, 0))
-        while len(self) > MAX_ENTRIES:
+        while len(self) > self._max_entries:
             self._forget_oldest()
         if fresh:
             self._fresh.append(entry)
-        if len(self._fresh) > MAX_ENTRIES:  # the drive takes no writes: let a rewrite tell it all
+        if len(self._fresh) > self._max_entries:  # the drive takes no writes: let a rewrite tell it all
             del self._fresh[0]
-            self._end = FILE_NBYTES
+            self._end = self._file_nbytes
 
     def _forget_oldest(self) -> None:
         """Forget a failed block rather than a bad place: it may fail once more elsewhere, a bad place fails for

@@ -22,12 +22,28 @@ class LogFile:
     `start` and the tags run under the store's lock; nothing here blocks.
     """
 
-    def __init__(self, engine: IoEngine, folder: Path, ended: Callable[[LogWrite, str | None], None]) -> None:
-        """`ended(write, fault)` is called once for each write; `fault` is None if all of it is durable."""
+    def __init__(
+        self,
+        engine: IoEngine,
+        folder: Path,
+        ended: Callable[[LogWrite, str | None], None],
+        *,
+        file_nbytes: int = FILE_NBYTES,
+    ) -> None:
+        """`ended(write, fault)` is called once for each write; `fault` is None if all of it is durable. `file_nbytes`
+        is reserved for each file.
+        """
+        self._file_nbytes = file_nbytes
+        self._taken: dict[str, int] = {}
         self._engine = engine
         self._folder = folder
         self._ended = ended
         self._file: IoFile | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """What the log files take of the drive, those being made and removed included."""
+        return sum(self._taken.values())
 
     def read(self) -> list[tuple[str, Bytes]]:
         """The log files of the folder, for `Quarantine.recover`. Blocks. What cannot be read is left out, with a
@@ -37,6 +53,7 @@ class LogFile:
         for info in self._engine.list(self._folder):
             if log_generation(info.name) is None:
                 continue
+            self._taken[info.name] = max(info.nbytes, info.allocated_nbytes)
             memory = aligned_zeros(-(-min(info.nbytes, FILE_NBYTES) // PAGE_NBYTES) * PAGE_NBYTES)
             try:
                 file = self._engine.open(self._folder / info.name)
@@ -54,6 +71,7 @@ class LogFile:
         """Begin a write; `Quarantine`'s `writer`."""
         if write.create:
             self.close()
+            self._taken[write.name] = self._nbytes_of(write)
             self._call(write, partial(self._create, write), self._created)
         else:
             self._write(write)
@@ -65,9 +83,18 @@ class LogFile:
             self._engine.close_file(file)
 
     def _create(self, write: LogWrite, _: IoResult) -> IoFile:
-        file = self._engine.create(self._folder / write.name, max(FILE_NBYTES, write.pages.nbytes))
-        self._engine.sync_folder(self._folder)
+        path = self._folder / write.name
+        file = self._engine.create(path, self._nbytes_of(write))
+        try:
+            self._engine.sync_folder(self._folder)
+        except OSError:  # nobody would know of it, nor count it
+            self._engine.close_file(file)
+            self._engine.unlink(path)
+            raise
         return file
+
+    def _nbytes_of(self, write: LogWrite) -> int:
+        return max(self._file_nbytes, write.pages.nbytes)
 
     def _created(self, write: LogWrite, result: IoResult) -> None:
         file: IoFile = result.value  # type: ignore[assignment] # what _create returned
@@ -85,10 +112,13 @@ class LogFile:
     def _synced(self, write: LogWrite, _: IoResult) -> None:
         if write.unlink:
             # Durable by now. A file that will not go away is read again at the next open, and does no harm.
-            self._engine.submit([IoRequest(IoKind.CALL, IoClass.DEMOTION, finish=partial(self._unlink, write.unlink))])
+            call = IoRequest(IoKind.CALL, IoClass.DEMOTION, finish=partial(self._unlink, write.unlink))
+            call.tag = self._unlinked
+            self._engine.submit([call])
         self._ended(write, None)
 
-    def _unlink(self, names: tuple[str, ...], _: IoResult) -> None:
+    def _unlink(self, names: tuple[str, ...], _: IoResult) -> list[str]:
+        gone = []
         for name in names:
             try:
                 self._engine.unlink(self._folder / name)
@@ -96,6 +126,14 @@ class LogFile:
                 pass
             except OSError as error:
                 _log.warning("%s cannot be removed: %s", self._folder / name, error)
+                continue
+            gone.append(name)
+        return gone
+
+    def _unlinked(self, result: IoResult) -> None:
+        gone: list[str] = result.value or []  # type: ignore[assignment] # what _unlink returned
+        for name in gone:
+            self._taken.pop(name, None)
 
     def _call(
         self, write: LogWrite, do: Callable[[IoResult], object], then: Callable[[LogWrite, IoResult], None]
@@ -108,6 +146,8 @@ class LogFile:
                 then(write, result)
                 return
             fault = result.error or result.crash
+            if result.request.kind is IoKind.CALL:  # the file was not made
+                self._taken.pop(write.name, None)
             self._ended(write, str(fault) if fault is not None else f"short write: {result.nbytes} B")
 
         request.tag = on_result

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kvterrace.format.lineage import parent_rows
+
 __all__ = ["Chains"]
 
 
@@ -20,7 +22,7 @@ class Chains:
     def __init__(self, entries: npt.NDArray[Any]) -> None:
         count = len(entries)
         itself = np.arange(count)
-        parent = _parents(entries)
+        parent = parent_rows(entries)
         linked = parent >= 0
         up = np.where(linked, parent, itself)
         self.rooted: npt.NDArray[np.bool_] = entries["depth"][_last(up)] == 0
@@ -36,29 +38,3 @@ def _last(up: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         if np.array_equal(further, up):
             return up
         up = further
-
-
-def _parents(entries: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Row of each row's parent, -1 for none. Keys are unique: these are live entries."""
-    keys = _first_words(entries["key"])
-    order = np.argsort(keys, kind="stable")
-    keys = keys[order]
-    wanted = _first_words(entries["parent"])
-    parent = np.full(len(entries), -1, np.int64)
-    at = np.searchsorted(keys, wanted)
-    todo = np.flatnonzero((at < len(keys)) & (entries["depth"] > 0))
-    while len(todo):  # more than once only where two keys share their first eight bytes
-        todo = todo[at[todo] < len(keys)]
-        todo = todo[keys[at[todo]] == wanted[todo]]
-        row = order[at[todo]]
-        same = entries["key"][row] == entries["parent"][todo]
-        same &= entries["depth"][todo] == entries["depth"][row].astype(np.int64) + 1
-        same &= entries["namespace"][todo] == entries["namespace"][row]
-        parent[todo[same]] = row[same]
-        todo = todo[~same]
-        at[todo] += 1
-    return parent
-
-
-def _first_words(keys: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
-    return np.ascontiguousarray(keys).view("<u8").reshape(-1, 4)[:, 0]

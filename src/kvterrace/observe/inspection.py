@@ -21,6 +21,7 @@ from kvterrace.keys import Namespace
 from kvterrace.observe.chains import Chains
 from kvterrace.observe.folder import Marker, SegmentFile, StoreFolder, writer_pid
 from kvterrace.observe.medium import MediumFile
+from kvterrace.observe.quarantined import read_quarantine
 
 __all__ = [
     "Inspection",
@@ -45,7 +46,7 @@ class SegmentCondition(enum.Enum):
 
     #: Footer and trailer are right.
     SEALED = "sealed"
-    #: Never sealed: being written, or left by a crash. Its records were read and verified.
+    #: Never sealed: being written, little used at close, or left by a crash. Its records were read and verified.
     UNSEALED = "unsealed"
     #: No usable header, a footer that was there once, or a file of another segment or store. What could be believed
     #: of it was read.
@@ -124,6 +125,7 @@ class PartitionReport:
     Attributes:
         writer_pid: who has it open for writing, as far as can be seen.
         highest_put_seq: the highest put-sequence number on the drive.
+        bad_places: places that are not read again, in segments that are there. failed_blocks: blocks that went wrong.
     """
 
     name: str
@@ -134,6 +136,8 @@ class PartitionReport:
     largest_runs: list[RunReport] = field(default_factory=list)
     highest_put_seq: int = 0
     tombstone_keys: int = 0
+    bad_places: int = 0
+    failed_blocks: int = 0
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -283,6 +287,10 @@ def _inspect_partition(folder: StoreFolder, path: Path) -> PartitionReport:
             for rows in (content.entries, content.tombstones):
                 if len(rows):
                     report.highest_put_seq = max(report.highest_put_seq, int(rows["put_seq"].max()))
+    quarantined = read_quarantine(path, folder.marker.store_uuid)
+    report.problems += quarantined.problems
+    report.failed_blocks = len(quarantined.strikes)
+    report.bad_places = sum(len(quarantined.places.get(one.header.nonce, ())) for one in contents)
     live = live_entries(contents)
     if len(live.entries):
         _count_live(report, reports, live)

@@ -6,6 +6,8 @@ or a running writer may leave, which costs no block that was ever promised. What
 * Sealed: the footer vouches for every record that it names. Any disagreement is a fault.
 * Unsealed: nothing is vouched for yet. A record that is not right behind the last good one is a torn tail, a note. In
   front of a good one it is a fault, unless a writer has the partition open and it turns right when read again.
+
+A record in a place that the store has in quarantine is a note: it is known, and not read any more.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from kvterrace.keys import Namespace
 from kvterrace.observe.folder import SegmentFile, StoreFolder, writer_pid
 from kvterrace.observe.inspection import sealing_traces
 from kvterrace.observe.medium import MediumFile
+from kvterrace.observe.quarantined import read_quarantine
 from kvterrace.observe.records import BadPlace, SealedFooter, SegmentReader, SoundRecord
 
 __all__ = ["Fault", "Verification", "verify_store"]
@@ -57,6 +60,7 @@ class Verification:
     Attributes:
         read_nbytes: bytes read from segment files, those read twice counted twice.
         direct: whether all of them came past the page cache by O_DIRECT.
+        bad_places: places in quarantine, in segments that are there or not. failed_blocks: blocks that went wrong.
     """
 
     faults: list[Fault] = field(default_factory=list)
@@ -68,6 +72,8 @@ class Verification:
     blocks: int = 0
     tombstones: int = 0
     parts: int = 0
+    bad_places: int = 0
+    failed_blocks: int = 0
     read_nbytes: int = 0
     direct: bool = True
 
@@ -143,6 +149,7 @@ class _Partition:
     ) -> None:
         self._root = folder.root
         self._store_uuid = folder.marker.store_uuid
+        self._quarantined = read_quarantine(path, self._store_uuid)
         self._path = path
         self._found = found
         self._namespaces = namespaces
@@ -153,6 +160,10 @@ class _Partition:
 
     def verify(self, files: list[SegmentFile]) -> None:
         """Verify `files`, then what several of them say of one key."""
+        self._found.bad_places += self._quarantined.place_count
+        self._found.failed_blocks += len(self._quarantined.strikes)
+        for problem in self._quarantined.problems:
+            self._found.note(str(self._path.relative_to(self._root)), problem)
         for file in files:
             where = str(file.path.relative_to(self._root))
             try:
@@ -235,10 +246,14 @@ class _Partition:
                     found.fault(f"{where}@{offset}", f"footer and record disagree on {', '.join(differs)}", key)
                 keys.update((result.keys[i : i + 32], result.header.put_seq) for i in range(0, len(result.keys), 32))
                 self._count(segment, result.header)
-            elif isinstance(result, BadPlace):
-                found.fault(f"{where}@{offset}", result.reason, key)
+                continue
+            reason = "a record of another segment lies where the footer names one"
+            if isinstance(result, BadPlace):
+                reason = result.reason
+            if self._quarantined.touches(header.nonce, offset, int(entry["record_nbytes"])):
+                found.note(f"{where}@{offset}", f"in quarantine: {reason}", key)
             else:
-                found.fault(f"{where}@{offset}", "a record of another segment lies where the footer names one", key)
+                found.fault(f"{where}@{offset}", reason, key)
         named = {(row["key"].tobytes(), int(row["put_seq"])) for row in footer.tombstones}
         if named != keys:
             found.fault(
@@ -267,14 +282,16 @@ class _Partition:
         if traces is not None:
             found.fault(where, f"{traces} ({reason}); {len(outcome.good)} records in it are sound")
         for at, bad in outcome.bad:
-            if traces is not None or at < outcome.data_end or bad.unreadable:
+            if self._quarantined.touches(header.nonce, at, PAGE_NBYTES):
+                found.note(f"{where}@{at}", f"in quarantine: {bad.reason}", bad.key)
+            elif traces is not None or at < outcome.data_end or bad.unreadable:
                 found.fault(f"{where}@{at}", bad.reason, bad.key)
             elif writing:
                 found.note(f"{where}@{at}", f"being written: {bad.reason}", bad.key)
             else:
                 found.note(f"{where}@{at}", f"torn tail, left by a crash: {bad.reason}", bad.key)
         if traces is None:
-            state = "being written" if writing else "not sealed: left by a crash; the next opening seals it"
+            state = "being written" if writing else "not sealed: the next opening goes on there, or seals it"
             found.note(where, f"{state}; {len(outcome.good)} sound records up to {outcome.data_end}")
 
     def _count(self, segment: SegmentReader, header: RecordHeader) -> None:

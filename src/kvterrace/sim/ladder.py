@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kvterrace.engine import reclaim
+from kvterrace.engine import reclaim, residence
 from kvterrace.engine.blocks import NOWHERE, DramState
 from kvterrace.engine.dirty import WritePolicy
 from kvterrace.engine.ledger import Geometry, Ledger
@@ -122,6 +122,7 @@ class LedgerLadder:
                     self._written.add(seq)
                 counts.written_nbytes += batch.nbytes
                 ledger.written(batch)
+                batch.segment.written_s = now_s
                 continue
             if not ledger.needs_segment() or not self._next_segment(now_s):
                 return
@@ -133,7 +134,7 @@ class LedgerLadder:
             space.open.state = SegmentState.SEALED
             space.open = None
         while not space.room_for_segment():
-            found = reclaim.choose(self.ledger, now_s)
+            found = residence.choose(self.ledger, now_s)
             if found is None:
                 return False
             segment, carry = found

@@ -24,7 +24,7 @@ __all__ = ["check_invariants", "check_ledger"]
 #: How often, and how far apart in seconds, a store that is driven by a thread is looked at until it is at rest.
 _TRIES = 100
 _PAUSE_S = 0.02
-_READABLE = (SegmentState.OPEN, SegmentState.SEALING, SegmentState.SEALED, SegmentState.RECLAIMING)
+_READABLE = frozenset(SegmentState) - {SegmentState.CREATING, SegmentState.STUCK}
 
 
 def check_invariants(store: Store) -> None:

@@ -33,7 +33,7 @@ from kvterrace.format.segment import (
 from kvterrace.io.base import FileInfo, IoClass, IoEngine, IoFile, IoKind, IoRequest, IoResult
 from kvterrace.types import DeviceFailed
 
-__all__ = ["NewFile", "RecoveredSegment", "SegmentFiles", "footer_room_nbytes"]
+__all__ = ["NewFile", "RecoveredSegment", "SegmentFiles", "footer_room_nbytes", "new_page"]
 
 _log = logging.getLogger(__name__)
 _NAME = re.compile(r"([0-9a-f]{8})\.seg")
@@ -96,7 +96,7 @@ class SegmentFiles:
         self._base = base
         self._count = count
         self.folder = folder
-        self._store_uuid = store_uuid
+        self.store_uuid = store_uuid
         self._files: dict[int, IoFile] = {}
         self._nonces: dict[int, bytes] = {}
         self.footers: dict[int, FooterBuilder] = {}
@@ -104,9 +104,13 @@ class SegmentFiles:
         #: What the partition's files that are no segments take of the drive, as `recover` found them.
         self.other_nbytes = 0
 
+    def on_drive(self, number: int) -> int:
+        """By which number segment `number` goes on the drive."""
+        return number - self._base
+
     def path(self, number: int) -> Path:
         """Path of segment `number`."""
-        return self.folder / f"{number - self._base:08x}.seg"
+        return self.folder / f"{self.on_drive(number):08x}.seg"
 
     def file(self, number: int) -> IoFile:
         """The open file of segment `number`."""
@@ -115,6 +119,10 @@ class SegmentFiles:
     def nonce(self, number: int) -> bytes:
         """What every record of segment `number` carries."""
         return self._nonces[number]
+
+    def is_open(self, number: int) -> bool:
+        """Whether segment `number` is in the tables."""
+        return number in self._files
 
     @property
     def direct(self) -> bool:
@@ -131,10 +139,8 @@ class SegmentFiles:
         The header page is still to be written at offset 0. Raises OSError.
         """
         nonce = os.urandom(16)
-        page = _aligned_page()
-        encode_segment_header(
-            SegmentHeader(self._store_uuid, nonce, number - self._base, created_unix_ns, nbytes), page
-        )
+        page = new_page()
+        encode_segment_header(SegmentHeader(self.store_uuid, nonce, number - self._base, created_unix_ns, nbytes), page)
         file = self.engine.create(self.path(number), nbytes)
         try:
             self.engine.sync_folder(self.folder)
@@ -154,6 +160,10 @@ class SegmentFiles:
         """Footer and trailer of segment `number`, to be written at `data_end`."""
         footer = self._recovered.get(number) or self.footers[number].build()
         return build_footer(footer, nonce=self._nonces[number], segment_id=number - self._base, data_end=data_end)
+
+    def resume(self, number: int) -> None:
+        """Segment `number`, recovered without a footer, is appended to again: `footers` knows what it holds."""
+        self.footers[number] = FooterBuilder.of(self._recovered.pop(number))
 
     @property
     def scanned(self) -> set[int]:
@@ -238,13 +248,13 @@ class SegmentFiles:
             file = self.engine.reopen(path)
         except OSError as error:
             return _Scan(None, DeviceFailed(str(path), f"it cannot be opened ({error})"), readable=False)
-        buffer = _aligned_page()
+        buffer = new_page()
         readable = True
 
         def read(offset: int, want: int) -> Bytes:
             nonlocal buffer, readable
             if want > buffer.nbytes:
-                buffer = _aligned_page(want // PAGE_NBYTES)
+                buffer = new_page(want // PAGE_NBYTES)
             got = 0
             try:
                 got = self.engine.read_now(file, offset, buffer[:want])
@@ -259,7 +269,7 @@ class SegmentFiles:
         path, contents, file = self.path(number), scan.contents, scan.file
         match contents:
             case SegmentContents():
-                if contents.header.store_uuid != self._store_uuid or contents.header.segment_id != number - self._base:
+                if contents.header.store_uuid != self.store_uuid or contents.header.segment_id != number - self._base:
                     _log.warning("segment %s belongs to another store or has been renamed; it is not used", path)
                 else:
                     for problem in contents.problems:
@@ -293,7 +303,8 @@ def _taken_nbytes(info: FileInfo) -> int:
     return max(info.nbytes, info.allocated_nbytes)
 
 
-def _aligned_page(pages: int = 1) -> Bytes:
+def new_page(pages: int = 1) -> Bytes:
+    """Page-aligned memory, zeros."""
     memory = np.zeros((pages + 1) * PAGE_NBYTES, np.uint8)
     start = -memory.ctypes.data % PAGE_NBYTES
     return memory[start : start + pages * PAGE_NBYTES]

@@ -1,0 +1,134 @@
+"""What an invalidation reaches, and what its record says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from tests.harness import SMALL, SMALL_NBYTES, Box, chain_of, kinds
+
+from kvterrace.format import segment as seg
+from kvterrace.format.lineage import highest_above, parent_rows
+from kvterrace.format.record import RecordHeader, RecordKind, decode_header
+from kvterrace.format.recovery import SegmentContents, SegmentState, live_entries
+from kvterrace.keys import Namespace, chain_keys
+
+PAGE = 4096
+TRUNK, ONE, TWO = chain_of(SMALL, [1]), chain_of(SMALL, [1, 2]), chain_of(SMALL, [1, 3, 4])
+
+
+def crash(box: Box) -> None:
+    """Killed, and opened again by another process."""
+    box.device = box.device.crash_image(lambda _: True)
+    assert box.store._directory is not None
+    box.store._directory.close()
+    box.store = box._open()
+
+
+def test_branches_that_damage_had_cut_off_stay_dead(tmp_path: Path) -> None:
+    box = Box(tmp_path / "store")
+    for chain in (TRUNK, ONE, TWO):
+        box.put_now(chain)
+    assert box.store.flush(10.0)
+    path = next(path for path in box.device.snapshot() if path.suffix == ".seg")
+    box.device.poke(path, PAGE, bytes(PAGE))  # the trunk's header
+    crash(box)
+    assert [box.store.match(chain).blocks for chain in (TRUNK, ONE, TWO)] == [0, 0, 0]
+    box.store.invalidate(TRUNK)
+    box.put_now(TRUNK)
+    assert box.store.flush(10.0)
+    crash(box)
+    assert [box.store.match(chain).blocks for chain in (TRUNK, ONE, TWO)] == [1, 1, 1]
+    box.put_now(chain_of(SMALL, [1, 3]))
+    assert box.store.flush(10.0)
+    crash(box)
+    assert [box.store.match(chain).blocks for chain in (ONE, TWO)] == [1, 2]  # [1, 3, 4] is still the old one
+    assert box.reopen()
+    assert [box.store.match(chain).blocks for chain in (ONE, TWO)] == [1, 2]
+
+
+def test_without_an_invalidation_what_was_cut_off_comes_back(tmp_path: Path) -> None:
+    box = Box(tmp_path / "store")
+    for chain in (TRUNK, ONE, TWO):
+        box.put_now(chain)
+    assert box.store.flush(10.0)
+    path = next(path for path in box.device.snapshot() if path.suffix == ".seg")
+    box.device.poke(path, PAGE, bytes(PAGE))
+    crash(box)
+    box.put_now(TRUNK)
+    assert box.store.flush(10.0)
+    crash(box)
+    assert kinds(box.get_now(ONE)) == ["Hit"] * 2 and kinds(box.get_now(TWO)) == ["Hit"] * 3
+
+
+def test_live_entries_against_a_walk_up_every_chain() -> None:
+    rng = np.random.default_rng(11)
+    revived = 0
+    for _ in range(60):
+        count = 40
+        parents = [int(rng.integers(-1, number)) if number else -1 for number in range(count)]
+        depth = [0] * count
+        for number, parent in enumerate(parents):
+            depth[number] = depth[parent] + 1 if parent >= 0 else 0
+        names = [bytes([number]) * 32 for number in range(1, count + 1)]
+        puts = [
+            (number, int(s))
+            for number, s in zip(rng.integers(0, count, 80), rng.permutation(200)[:80] * 2, strict=True)
+        ]
+        entries = np.zeros(len(puts), seg.ENTRY_DTYPE)
+        for row, (number, put_seq) in zip(entries, puts, strict=True):
+            row["key"] = np.void(names[number])
+            row["parent"] = np.void(names[parents[number]] if parents[number] >= 0 else bytes(32))
+            row["depth"], row["put_seq"], row["kind"] = depth[number], put_seq, 1
+        kills = [
+            (int(number), int(s) * 2 + 1) for number, s in zip(*rng.integers(0, (count, 200), (6, 2)).T, strict=True)
+        ]
+        tombstones = np.zeros(len(kills), seg.TOMBSTONE_DTYPE)
+        for row, (number, put_seq) in zip(tombstones, kills, strict=True):
+            row["key"], row["put_seq"] = np.void(names[number]), put_seq
+        header = seg.SegmentHeader(b"u" * 16, b"n" * 16, 1, 1, 1)
+        one = SegmentContents(header, SegmentState.SEALED, entries, (b"d" * 32,), tombstones, PAGE, PAGE)
+
+        newest: dict[int, int] = {}
+        for number, put_seq in puts:
+            newest[number] = max(put_seq, newest.get(number, -1))
+        own = {n: s for n, s in newest.items() if not any(k == n and t > s for k, t in kills)}
+        wanted = {}
+        for number, put_seq in own.items():
+            at, dead = number, False
+            while at in own:  # as far up as the chain is whole
+                dead |= any(killed == at and seq > put_seq for killed, seq in kills)
+                at = parents[at]
+            if not dead:
+                wanted[names[number]] = put_seq
+        revived += len(own) - len(wanted)
+        found = live_entries([one]).entries
+        assert {row["key"].tobytes(): int(row["put_seq"]) for row in found} == wanted
+    assert revived > 20  # or the rule was never used
+
+
+def test_the_highest_above_is_found_over_long_chains() -> None:
+    parent = np.arange(-1, 999)
+    values = np.zeros(1000, np.uint64)
+    values[[3, 500]] = 7, 5
+    assert highest_above(parent, values).tolist() == [0] * 3 + [7] * 997
+    entries = np.zeros(3, seg.ENTRY_DTYPE)
+    assert parent_rows(entries).tolist() == [-1, -1, -1]
+
+
+def test_a_tombstone_says_when_and_of_which_epoch(tmp_path: Path) -> None:
+    namespace = Namespace(SMALL.model, SMALL.layout, epoch=7)
+    chain = chain_keys(namespace, range(4))
+    box = Box(tmp_path / "store")
+    box.put_now(chain)
+    box.clock.advance(5.0)
+    now_ns = int(box.clock.unix_s() * 1e9)
+    box.store.invalidate(chain)
+    assert box.store.flush(10.0)
+    (data,) = (data for path, data in box.device.snapshot().items() if path.suffix == ".seg")
+    at = data.rindex(b"KVTRECRD")
+    found = decode_header(np.frombuffer(data, np.uint8)[at : at + PAGE])
+    assert isinstance(found, RecordHeader) and found.kind is RecordKind.TOMBSTONE
+    assert found.epoch == 7
+    assert now_ns <= found.created_unix_ns < now_ns + 10**10
+    assert found.record_nbytes == SMALL_NBYTES
