@@ -100,6 +100,7 @@ class Box:
         self.plans = [self.faults, *(FaultPlan() for _ in range(1, drives))]
         self.dram_nbytes = dram_blocks * SMALL_NBYTES
         self.cap_nbytes = segments * SEGMENT_NBYTES * drives
+        self.segment_nbytes = SEGMENT_NBYTES
         self.busy_after_s = busy_after_s
         self.writes_policy = WritePolicy(after_s=after_s, batch_nbytes=batch_nbytes)
         self.reads: list[tuple[str, int, int]] = []
@@ -133,7 +134,7 @@ class Box:
             clock=self.clock,
             writes=self.writes_policy,
             busy_after_s=self.busy_after_s,
-            segment_nbytes=SEGMENT_NBYTES,
+            segment_nbytes=self.segment_nbytes,
             background=False,
         )
 
@@ -168,11 +169,20 @@ class Box:
     def reopen(self, timeout_s: float = 1000.0) -> bool:
         """Close the store and open it again on the same drives. What `close` said."""
         fine = self.store.close(timeout_s)
+        self._reopen()
+        return fine
+
+    def kill(self) -> None:
+        """The process dies, and another one opens the same drives."""
+        for directory, _ in self.store._drives:
+            directory.close()
+        self._reopen()
+
+    def _reopen(self) -> None:
         self.devices = [device.crash_image(lambda _: True) for device in self.devices]
         for device, plan in zip(self.devices, self.plans, strict=True):
             device.faults = plan
         self.store = self._open()
-        return fine
 
     def wait(self, transfer: Transfer, timeout_s: float = 100.0) -> None:
         """As `Store.wait`, but a loop in which no time passes fails rather than hangs."""

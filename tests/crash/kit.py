@@ -84,11 +84,12 @@ def all_hits(store: Store, chain: KeyChain) -> None:
 
 def seal(store: Store) -> None:
     """Have the open segment sealed, however little is in it; at the latest when the store is closed."""
-    writer = store._mover.writer
-    assert writer is not None
+    writers = store._mover.writers
+    assert writers is not None
     assert store.flush(60.0)
     with store._driver.lock:
-        writer.seal_open()
+        for one in writers.each:
+            one.seal_open()
         store._mover.pump()
 
 

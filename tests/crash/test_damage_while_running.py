@@ -199,9 +199,7 @@ def test_a_file_removed_while_it_has_no_descriptor(tmp_path: Path, caplog: pytes
         _cool(store)
         before = store.stats()
         with store._driver.lock:
-            files = store._core.files
-            assert files is not None
-            assert files.file(1).park()  # type: ignore[attr-defined]
+            assert store._core.volumes[0].files.file(1).park()  # type: ignore[attr-defined]
         segments(path)[0].unlink()
         assert set(_letters(checked(store, _CHAIN))) == {"F"}  # type: ignore[arg-type]
         until(lambda: store.stats().ssd_segments == 0)

@@ -202,9 +202,9 @@ def test_a_drive_smaller_than_the_capacity_is_used_up_and_goes_on(
         assert len(full) == 1 and "goes on within" in full[0]
         subprocess.run(["mount", "-o", "remount,size=100m", str(drive)], check=True)
         with store._driver.lock:
-            writer = store._mover.writer
-            assert writer is not None
-            writer._maker._fullness._next_look_s = 0.0  # five seconds later
+            writers = store._mover.writers
+            assert writers is not None
+            writers.each[0]._maker._fullness._next_look_s = 0.0  # five seconds later
         for number in range(1000, 1300):
             stored(store, chain_of(number, 20))
         assert store.flush(30.0)

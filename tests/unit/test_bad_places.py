@@ -27,9 +27,7 @@ def box(tmp_path: Path) -> Box:
 
 
 def bad_of(box: Box) -> BadPlaces:
-    bad = box.store._core.bad
-    assert bad is not None
-    return bad
+    return box.store._core.volumes[0].bad
 
 
 def place_of(box: Box, chain: KeyChain, index: int) -> tuple[int, int]:
@@ -149,7 +147,7 @@ def test_a_block_is_not_written_any_more_that_strikes_out_while_it_waits(box: Bo
     nbytes = ledger.dirty.nbytes
     ledger.bar(block)
     assert ledger.dirty.nbytes == nbytes - SMALL_NBYTES
-    box.store._core.ledger.may_store = lambda key: key != FOUR.key(3)
+    box.store._core.volumes[0].space.may_store = lambda key: key != FOUR.key(3)
     box.check()
     assert box.store.flush(1.0)
     assert place_of(box, FOUR, 3)[0] == NOWHERE and place_of(box, FOUR, 2)[0] != NOWHERE
@@ -162,7 +160,7 @@ def test_reclaim_carries_what_may_not_be_written_and_waits_for_nothing(tmp_path:
     root = chain_of(SMALL, [1])
     box.put_now(root)
     assert box.store.flush(1.0)
-    box.store._core.ledger.may_store = lambda key: key != root.key(0)
+    box.store._core.volumes[0].space.may_store = lambda key: key != root.key(0)
     for turn in range(40):
         box.store.touch(root)
         assert "Busy" not in kinds(box.put_now(chain_of(SMALL, [1, 100 + turn, 200 + turn])))
@@ -175,7 +173,7 @@ def test_a_reclaimed_segment_takes_its_bad_places_along(tmp_path: Path) -> None:
     box = Box(tmp_path / "store", dram_blocks=16, segments=5)
     box.put_now(FOUR)
     box.cool()
-    nonce = box.store._core.files.nonce(place_of(box, FOUR, 1)[0])  # type: ignore[union-attr]
+    nonce = box.store._core.volumes[0].files.nonce(place_of(box, FOUR, 1)[0])
     fail_once(box, FOUR, 1)
     assert len(bad_of(box).places(nonce)) == 1
     for turn in range(40):

@@ -19,10 +19,7 @@ TRUNK, ONE, TWO = chain_of(SMALL, [1]), chain_of(SMALL, [1, 2]), chain_of(SMALL,
 
 def crash(box: Box) -> None:
     """Killed, and opened again by another process."""
-    box.device = box.device.crash_image(lambda _: True)
-    assert box.store._directory is not None
-    box.store._directory.close()
-    box.store = box._open()
+    box.kill()
 
 
 def test_branches_that_damage_had_cut_off_stay_dead(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -38,7 +37,7 @@ def test_active_blocks_that_were_flushed_survive_a_crash_at_any_moment(
         box.put(chain_of(SMALL, [100 * turn + at for at in range(9, 14)]))
         for _ in range(6):
             box.step(0.0002)
-            if box.store._mover.writer is not None and box.store._mover.writer._reclaimer.busy:
+            if box.writer._reclaimer.busy:
                 crashes += 1
                 assert after_a_crash(box, unsynced=False).match(HELD).blocks == 2
         box.step(0.05)
@@ -53,7 +52,7 @@ def test_active_blocks_that_were_flushed_survive_a_crash_at_any_moment(
 def test_a_segment_is_kept_for_reclaim_and_used_by_nothing_else(tmp_path: Path) -> None:
     box = Box(tmp_path / "store", dram_blocks=24, segments=6, busy_after_s=20.0, after_s=0.0)
     space = box.store._core.ledger.space
-    writer: Any = box.store._mover.writer
+    writer = box.writer
     assert space is not None
     for number in range(60):
         box.put(chain_of(SMALL, [10 * number + at for at in range(5)]))
@@ -72,7 +71,7 @@ def test_a_carry_that_hangs_does_not_hold_up_reclaim(tmp_path: Path) -> None:
     for number in range(6):
         assert kinds(box.put_now(chain_of(SMALL, [10 * number + at for at in range(5)]))) == ["Stored"] * 5
     assert box.store.flush(10.0)
-    writer: Any = box.store._mover.writer
+    writer = box.writer
     box.store._core.ledger.evict_idle()
     pin = box.store.pin(chain_of(SMALL, [0, 1, 2, 3, 4]))
     box.store.touch(chain_of(SMALL, [0, 1, 2, 3, 4]))
@@ -174,7 +173,7 @@ def test_what_cannot_be_written_elsewhere_counts_where_it_was_again(tmp_path: Pa
     box.put_now(HELD)
     assert box.store.flush(10.0)
     pin = box.store.pin(HELD)
-    writer: Any = box.store._mover.writer
+    writer = box.writer
     failed = 0
     for turn in range(60):
         box.put(chain_of(SMALL, [100 * turn + at for at in range(9, 14)]))

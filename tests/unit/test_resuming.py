@@ -16,8 +16,6 @@ from kvterrace.format.recovery import SegmentState as ScanState
 from kvterrace.io.base import IoKind
 from kvterrace.io.faults import Fail
 from kvterrace.keys import KeyChain
-from kvterrace.store import Store
-from kvterrace.tiers.directory import StoreDirectory
 
 PAGE = 4096
 
@@ -37,29 +35,10 @@ def scanned(data: bytes) -> SegmentContents:
     return found
 
 
-def killed(box: Box, **changes: int) -> None:
+def killed(box: Box, *, segment_nbytes: int = SEGMENT_NBYTES) -> None:
     """The process dies, and another opens the same drive."""
-    box.device = box.device.crash_image(lambda _: True)
-    box.device.faults = box.faults
-    directory = box.store._directory
-    assert directory is not None
-    directory.close()
-    open_again(box, **changes)
-
-
-def open_again(box: Box, *, segment_nbytes: int = SEGMENT_NBYTES) -> None:
-    assert box.root is not None
-    box._watch()
-    box.store = Store(
-        dram_nbytes=box.dram_nbytes,
-        ssd_nbytes=box.cap_nbytes,
-        directory=StoreDirectory.open(box.root, box.partition, created_unix_s=0.0),
-        engine=box.device,
-        clock=box.clock,
-        writes=box.writes_policy,
-        segment_nbytes=segment_nbytes,
-        background=False,
-    )
+    box.segment_nbytes = segment_nbytes
+    box.kill()
 
 
 def put_durably(box: Box, chain: KeyChain) -> None:

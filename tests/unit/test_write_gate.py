@@ -237,7 +237,7 @@ def test_promotions_push_out_a_few_last_copies_at_most(tmp_path: Path, at_once: 
 
 def test_a_segment_is_given_up_for_each_new_one_and_none_for_a_theft(box: Box) -> None:
     """C11, in steps: twelve segments are there when the drive is full first; six of them stay whatever happens."""
-    fullness = Fullness(box.store._core)
+    fullness = Fullness(box.store._core.volumes[0])
     space = box.store._core.ledger.space
     assert space is not None
     for _ in range(12):
@@ -249,7 +249,7 @@ def test_a_segment_is_given_up_for_each_new_one_and_none_for_a_theft(box: Box) -
     assert fullness.helps(refused) is True
     while True:
         assert space.limit_nbytes == held * SEGMENT_NBYTES and not space.room_for_segment()
-        del space.segments[min(space.segments)]  # reclaimed
+        space.remove(space.segments[min(space.segments)])  # reclaimed
         held -= 1
         assert space.room_for_segment()
         assert fullness.helps(refused) is False  # somebody else took it: nothing more is given up
@@ -259,5 +259,5 @@ def test_a_segment_is_given_up_for_each_new_one_and_none_for_a_theft(box: Box) -
     assert held == 6
     space.limit_nbytes = None
     for _ in range(2):
-        del space.segments[min(space.segments)]
-    assert Fullness(box.store._core).helps(refused) is False  # four: too few to give one up
+        space.remove(space.segments[min(space.segments)])
+    assert Fullness(box.store._core.volumes[0]).helps(refused) is False  # four: too few to give one up
