@@ -26,7 +26,7 @@ for at in range(45):  # each of these leaves a segment of one record
         stored = store.wait(store.put(chain, data[at : at + 1], start=at, stop=at + 1))
         assert "Stored" in repr(stored), stored
         assert store.flush()
-        store._mover.writer.seal_open()
+        store._mover.writers.each[0].seal_open()
 with open_store(sys.argv[1], dram_bytes="4MiB", ssd_bytes="64MiB", sigterm_flush=False) as store:
     out = np.zeros_like(data)
     assert all(isinstance(one, Hit) for one in store.wait(store.get(chain, out)))

