@@ -236,7 +236,10 @@ def test_promotions_push_out_a_few_last_copies_at_most(tmp_path: Path, at_once: 
 
 
 def test_a_segment_is_given_up_for_each_new_one_and_none_for_a_theft(box: Box) -> None:
-    """C11, in steps: twelve segments are there when the drive is full first; six of them stay whatever happens."""
+    """C11, in steps: twelve segments are there when the drive is full first; six of them stay whatever happens.
+
+    Two go before a new one is made: its place, and the room that reclaim has for itself.
+    """
     fullness = Fullness(box.store._core.volumes[0])
     space = box.store._core.ledger.space
     assert space is not None
@@ -245,19 +248,24 @@ def test_a_segment_is_given_up_for_each_new_one_and_none_for_a_theft(box: Box) -
     refused = IoResult(IoRequest(IoKind.CALL, IoClass.DEMOTION), crash=OSError(errno.ENOSPC, "full"))
     assert fullness.helps(IoResult(refused.request, crash=OSError(errno.EIO, "bad"))) is False
     assert space.room_for_segment()
-    held = 12
-    assert fullness.helps(refused) is True
-    while True:
-        assert space.limit_nbytes == held * SEGMENT_NBYTES and not space.room_for_segment()
-        space.remove(space.segments[min(space.segments)])  # reclaimed
-        held -= 1
-        assert space.room_for_segment()
+    held, refusals = 12, 0
+    while fullness.helps(refused):
+        refusals += 1
+        assert space.limit_nbytes == held * SEGMENT_NBYTES and not space.room_for_carried()
+        for own in (True, False):
+            assert not space.room_for_segment()
+            space.remove(space.segments[min(space.segments)])  # reclaimed
+            assert space.room_for_carried()
+            assert space.room_for_segment() is not own
         assert fullness.helps(refused) is False  # somebody else took it: nothing more is given up
+        space.begin().state = SegmentState.SEALED
         fullness.made()  # later there was room, and now none again
-        if not fullness.helps(refused):
-            break
-    assert held == 6
+        held -= 1
+        assert len(space.segments) == held and not space.room_for_segment()
+    assert (held, refusals) == (7, 5)  # a sixth would leave five
     space.limit_nbytes = None
-    for _ in range(2):
+    for _ in range(3):
         space.remove(space.segments[min(space.segments)])
-    assert Fullness(box.store._core.volumes[0]).helps(refused) is False  # four: too few to give one up
+    assert Fullness(box.store._core.volumes[0]).helps(refused) is False  # four: too few to give two up
+    space.begin().state = SegmentState.SEALED
+    assert Fullness(box.store._core.volumes[0]).helps(refused) is True

@@ -80,7 +80,8 @@ class BadPlaces:
     def _has_room(self) -> bool:
         if not self._quarantine.makes_file:
             return True
-        return self._space.file_nbytes + self._file_nbytes <= self._space.cap_nbytes
+        # what reclaim keeps for itself stays free: else active KV would hold every segment until one without goes
+        return self._space.file_nbytes + self._file_nbytes + self._space.segment_nbytes <= self._space.cap_nbytes
 
     # -- telling -------------------------------------------------------------------------------------------------------
 

@@ -15,8 +15,10 @@ _log = logging.getLogger(__name__)
 
 #: What the store keeps, whatever others do: as many segments, and this share of what it had when the drive was full
 #: first. Below that, writing stops and loads go on.
-_KEPT_SEGMENTS = 4
+_KEPT_SEGMENTS = 3
 _KEPT_SHARE = 0.5
+#: Segments that go for a refusal: one for the new one, and one for the room that reclaim has for itself.
+_GIVEN_SEGMENTS = 2
 #: Segments that must fit beside the store's own before it grows again.
 _ROOM_SEGMENTS = 2
 #: How often that is looked at.
@@ -27,8 +29,9 @@ class Fullness:
     """Makes the store live with what it has: from the first refusal on, each new segment takes the place of one of its
     own, and the store grows no more until there is room. Used under the store's lock.
 
-    A segment is given up for a refusal only if the one before it was followed by a new one: whoever takes the room that
-    the store makes gets one segment of it, not all.
+    What the store holds when it is refused is its limit, reclaim's own room included, so two segments go before the new
+    one is made. They are given up for a refusal only if the one before it was followed by a new one: whoever takes the
+    room that the store makes gets so much of it, not all.
     """
 
     def __init__(self, volume: Volume) -> None:
@@ -54,7 +57,7 @@ class Fullness:
         elif not self._made:
             return False
         kept = max(_KEPT_SEGMENTS * space.segment_nbytes, _KEPT_SHARE * self._first_nbytes)
-        if held_nbytes - space.segment_nbytes < kept:
+        if held_nbytes - _GIVEN_SEGMENTS * space.segment_nbytes < kept:
             return False
         if space.limit_nbytes is None:
             _log.warning(
