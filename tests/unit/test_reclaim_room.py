@@ -45,7 +45,7 @@ def test_active_blocks_that_were_flushed_survive_a_crash_at_any_moment(
         assert box.store.match(HELD).blocks == 2
     stats = box.store.stats()
     assert crashes > 20 and stats.carried_blocks >= 2 and stats.reclaimed_segments > 10
-    assert stats.put_stored_blocks > 100
+    assert stats.put_stored_blocks > 80  # it gets on meanwhile
     pin.release()
 
 
