@@ -11,7 +11,7 @@ from tests.harness import SMALL, Box, chain_of, kinds
 
 from kvterrace.engine.space import SegmentState
 from kvterrace.io.base import IoKind
-from kvterrace.io.faults import Fail, Operation
+from kvterrace.io.faults import Fail
 
 
 def test_a_full_drive_with_tombstones_everywhere_goes_on_beside_a_segment_that_cannot_be_read(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_a_file_that_somebody_else_removed_is_gone_once_the_folder_is_synced(
 
 
 def test_files_that_cannot_be_removed_are_tried_again_a_few_at_a_time_and_what_could_not_be_read_never(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     box = Box(tmp_path / "store", dram_blocks=12, segments=12, after_s=0.0)
     for number in range(22):
@@ -147,13 +147,15 @@ def test_files_that_cannot_be_removed_are_tried_again_a_few_at_a_time_and_what_c
     space = box.store._core.ledger.space
     assert space is not None and len(space.in_state(SegmentState.STUCK)) == 1
     tried: list[tuple[float, str]] = []
-    refused = Fail(errno.EPERM)
+    unlink, refuses = box.device.unlink, [True]
 
-    def look(operation: Operation) -> bool:
-        tried.append((box.clock.monotonic_s(), operation.path.name))
-        return True
+    def unlinking(path: Path) -> None:
+        tried.append((box.clock.monotonic_s(), path.name))
+        if refuses:
+            raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
+        unlink(path)
 
-    box.faults.add(refused, "unlink", when=look)
+    monkeypatch.setattr(box.device, "unlink", unlinking)
     writer: Any = box.store._mover.writer
     given_up = [one for one in space.in_state(SegmentState.SEALED) if one is not space.open][:6]
     assert len(given_up) == 6
@@ -168,7 +170,7 @@ def test_files_that_cannot_be_removed_are_tried_again_a_few_at_a_time_and_what_c
     times = [at for at, _ in tried[6:]]
     assert len(times) == 8 and times[3] - times[0] < 0.5 and 4.5 <= times[4] - times[3] <= 5.5
     assert {name for _, name in tried[6:]} == {f"{one.number:08x}.seg" for one in given_up}
-    box.faults.clear()
+    refuses.clear()
     for _ in range(110):
         box.step(0.1)
     assert [f"{one.number:08x}.seg" for one in space.in_state(SegmentState.STUCK)] == [unreadable]
