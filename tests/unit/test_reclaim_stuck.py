@@ -110,8 +110,6 @@ def test_a_file_that_somebody_else_removed_is_gone_once_the_folder_is_synced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     box = Box(tmp_path / "store", dram_blocks=12, segments=4, after_s=0.0)
-    synced: list[bool] = []
-    sync_folder = box.device.sync_folder
     writer: Any = box.store._mover.writer
     space = box.store._core.ledger.space
     assert space is not None
@@ -121,15 +119,20 @@ def test_a_file_that_somebody_else_removed_is_gone_once_the_folder_is_synced(
     box.rest()
     (segment,) = space.segments.values()
     box.device.unlink(writer._files.path(segment.number))
-    monkeypatch.setattr(
-        box.device, "sync_folder", lambda folder: (synced.append(bool(space.segments)), sync_folder(folder))[1]
-    )
-    box.store._core.ledger.evict_idle()
-    with box.store._driver.lock:
-        box.store.invalidate(chain_of(SMALL, [1, 2]))
-        writer._maker.remove(segment)
+    synced: list[list[int]] = []
+    sync_folder = box.device.sync_folder
+
+    def syncing(folder: Path) -> None:
+        synced.append(list(space.segments))
+        sync_folder(folder)
+
+    monkeypatch.setattr(box.device, "sync_folder", syncing)
+    ledger = box.store._core.ledger
+    for block in segment.live_ids(ledger.table)[::-1].tolist():
+        ledger.forget(block)
+    writer._maker.remove(segment)
     box.rest()
-    assert synced[0] is True and segment.number not in space.segments
+    assert synced == [[segment.number]] and not space.segments
 
 
 def test_files_that_cannot_be_removed_are_tried_again_a_few_at_a_time_and_what_could_not_be_read_never(
