@@ -18,6 +18,10 @@ __all__ = ["SegmentMaker"]
 
 _log = logging.getLogger(__name__)
 
+#: Files that could not be removed are tried again this often, so many at a time.
+_REMOVE_AGAIN_S = 5.0
+_REMOVE_AGAIN = 4
+
 
 class SegmentMaker:
     """Makes, seals and removes the files of segments. Used under the store's lock."""
@@ -34,6 +38,8 @@ class SegmentMaker:
         self._ends: dict[int, int] = {}  # of those, what their file is cut to
         self._steps: set[int] = set()  # segments of which a step is under way
         self._removing = 0
+        self._to_remove: list[int] = []  # STUCK; those found so at open are not among them: nothing is known of these
+        self._remove_again_s = float("-inf")
         #: Segments that are not to be sealed: their records are not what a footer would say.
         self.not_sealed: set[int] = set()
 
@@ -100,8 +106,16 @@ class SegmentMaker:
         assert sent, "the gate was open"
 
     def pump(self, now_s: float) -> None:
-        """To be called now and then: finds out whether a drive that was full has room again."""
+        """To be called now and then: finds out whether a drive that was full has room again, and whether files can be
+        removed by now that could not.
+        """
         self._fullness.pump(now_s)
+        if self._to_remove and now_s >= self._remove_again_s:
+            self._remove_again_s = now_s + _REMOVE_AGAIN_S
+            again = self._to_remove[:_REMOVE_AGAIN]
+            del self._to_remove[:_REMOVE_AGAIN]
+            for number in again:
+                self._unlink(self._space.segments[number])
 
     def helps(self, result: IoResult) -> bool:
         """Whether a write that failed for lack of room can have one of the store's own segments' place."""
@@ -178,13 +192,22 @@ class SegmentMaker:
         self._files.forget(number)
         self.not_sealed.discard(number)
         self._syncing.forget(number)
+        self._unlink(segment)
+
+    def _unlink(self, segment: Segment) -> None:
+        number = segment.number
         self._removing += 1
 
         def on_removed(result: IoResult) -> None:
             self._removing -= 1
-            if result.crash is None or isinstance(result.crash, FileNotFoundError):
+            if result.crash is None:
                 self._space.remove(segment)
                 return
+            if not self._to_remove:
+                self._remove_again_s = self._core.clock.monotonic_s() + _REMOVE_AGAIN_S
+            self._to_remove.append(number)
+            if segment.state is SegmentState.STUCK:
+                return  # told
             segment.state = SegmentState.STUCK
             _log.warning(
                 "%s cannot be removed: %s; its room is lost until it can", self._files.path(number), result.crash

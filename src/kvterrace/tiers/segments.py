@@ -4,6 +4,7 @@ ledger's word.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -176,8 +177,12 @@ class SegmentFiles:
         self._recovered.pop(number, None)
 
     def remove(self, number: int) -> None:
-        """Unlink the file, for good. Blocks; runs on an engine's thread, touches no table. Raises OSError."""
-        self.engine.unlink(self.path(number))
+        """Unlink the file, for good; it may be gone already. Blocks; runs on an engine's thread, touches no table.
+
+        Raises OSError.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            self.engine.unlink(self.path(number))
         self.engine.sync_folder(self.folder)  # or it could come back after the tombstones that kill what is in it
 
     def forget(self, number: int) -> None:
