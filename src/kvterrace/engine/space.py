@@ -306,6 +306,14 @@ class SegmentSpace:
         return self.cap_nbytes if self.limit_nbytes is None else min(self.cap_nbytes, self.limit_nbytes)
 
     @property
+    def carrier_nbytes(self) -> int:
+        """Size of the segment that reclaim can have now: what is left, if that is half a segment at least, else 0. Less
+        than a whole one is left after a segment went whose file was short.
+        """
+        left_nbytes = min(self.segment_nbytes, self._most_nbytes - self.file_nbytes) // PAGE_NBYTES * PAGE_NBYTES
+        return left_nbytes if left_nbytes >= self.segment_nbytes // 2 else 0
+
+    @property
     def kept_nbytes(self) -> int:
         """Room in the open segment that only reclaim may use: while it has none for a segment of its own."""
         return 0 if self.lent or self.room_for_carried() else self.segment_nbytes // 2
@@ -315,8 +323,8 @@ class SegmentSpace:
         """Bytes of records that reclaim can write now before the segment that it empties is gone; a little less than
         it may be.
         """
-        if self.room_for_carried():
-            nbytes = self.segment_nbytes - PAGE_NBYTES
+        if self.carrier_nbytes:
+            nbytes = self.carrier_nbytes - PAGE_NBYTES
         elif self.open is not None:
             segment = self.open
             footer = self._footer_nbytes(segment.records, len(segment.namespaces))
@@ -332,9 +340,9 @@ class SegmentSpace:
         return self.next_number >= self._end_number
 
     def begin(self) -> Segment:
-        """A new segment, to be created by the mover."""
-        assert self.room_for_carried(), "a segment over the cap"
-        return self.adopt(self.next_number, SegmentState.CREATING, self.segment_nbytes)
+        """A new segment, to be created by the mover; a shorter one if no more is left than `carrier_nbytes`."""
+        assert self.carrier_nbytes, "a segment over the cap"
+        return self.adopt(self.next_number, SegmentState.CREATING, self.carrier_nbytes)
 
     def adopt(self, number: int, state: SegmentState, file_nbytes: int) -> Segment:
         """Enter a segment: a new one, or one found on the drive (recovery), in rising order."""
