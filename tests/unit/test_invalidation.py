@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import numpy as np
-from tests.harness import SMALL, SMALL_NBYTES, Box, chain_of, kinds
+import pytest
+from tests.harness import LARGE, SMALL, SMALL_NBYTES, Box, chain_of, kinds
 
 from kvterrace.format import segment as seg
 from kvterrace.format.lineage import highest_above, parent_rows
 from kvterrace.format.record import RecordHeader, RecordKind, decode_header
 from kvterrace.format.recovery import SegmentContents, SegmentState, live_entries
+from kvterrace.io.base import IoKind
+from kvterrace.io.faults import Fail
 from kvterrace.keys import Namespace, chain_keys
 
 PAGE = 4096
@@ -56,6 +60,32 @@ def test_without_an_invalidation_what_was_cut_off_comes_back(tmp_path: Path) -> 
     assert box.store.flush(10.0)
     crash(box)
     assert kinds(box.get_now(ONE)) == ["Hit"] * 2 and kinds(box.get_now(TWO)) == ["Hit"] * 3
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_what_could_not_be_read_when_it_was_invalidated_stays_dead(tmp_path: Path, more: int) -> None:
+    """The segment that cannot be read has the highest put-sequence numbers. `more`: blocks in one before it."""
+    box = Box(tmp_path / "store")
+    for number in range(more):
+        box.put_now(chain_of(SMALL, [90 + number]))
+    assert box.store.flush(10.0)
+    box.writer.seal_open()
+    box.rest()
+    for number in range(20):
+        box.put_now(chain_of(LARGE, [number]))
+    box.put_now(TWO)
+    assert box.store.flush(10.0)
+    newest = max(path.name for path in box.device.snapshot() if path.suffix == ".seg")
+    box.faults.add(Fail(errno.EIO), IoKind.READ, when=lambda operation: operation.path.name == newest)
+    assert box.reopen()
+    assert box.store.match(TWO).blocks < 3
+    box.store.invalidate(TWO)
+    box.put_now(chain_of(LARGE, [50]))
+    assert box.store.flush(10.0)
+    box.faults.clear()
+    assert box.reopen()
+    assert [box.store.match(chain).blocks for chain in (TRUNK, TWO)] == [0, 0]
+    assert kinds(box.get_now(chain_of(LARGE, [50]))) == ["Hit"]
 
 
 def test_live_entries_against_a_walk_up_every_chain() -> None:

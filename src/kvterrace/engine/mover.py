@@ -10,6 +10,7 @@ from typing import Any
 from kvterrace.engine.core import Core
 from kvterrace.engine.filler import Filler
 from kvterrace.engine.reader import Reader
+from kvterrace.engine.space import SegmentState
 from kvterrace.engine.transfers import Transfer, TransferKind
 from kvterrace.engine.writers import Writers
 from kvterrace.io.base import IoResult
@@ -124,7 +125,9 @@ class Mover:
     def invalidate(self, chain: KeyChain, start: int) -> None:
         """Give up blocks, in DRAM and on the SSD, so that a restart does not bring them back either."""
         if chain.namespace.digest not in self.core.numbers:
-            return  # nothing of it is here, or on the drive
+            if not any(space.in_state(SegmentState.STUCK) for space in self.core.ledger.spaces):
+                return  # nothing of it is here, or on the drive
+            self.core.namespace_number(chain.namespace)  # in a segment that could not be read there may be some
         if start < len(chain):
             self._filler.invalidate(chain, start)
         keys = self.core.ledger.invalidate(chain, start)

@@ -22,6 +22,9 @@ __all__ = ["rebuild"]
 
 #: Age given to a recovered block for each put since: only the order counts.
 _AGE_STEP_S = 1e-3
+#: A segment that could not be read may hold higher put-sequence numbers than any that was: what is put or invalidated
+#: from now on must be newer than that, too, once it can be read again. More than a process lives to put.
+_UNKNOWN_PUTS = 1 << 32
 #: In place of a bad record's own: those of a partition begin with 1.
 _BAD_PUT_SEQ = 0
 
@@ -57,6 +60,8 @@ def rebuild(core: Core, found: Sequence[RecoveredSegment], now_s: float) -> int:
         elif one.contents is None:
             segment.state = SegmentState.STUCK
     ledger.next_put_seq = newest + 1
+    if any(one.contents is None or not one.readable for one in found):
+        ledger.next_put_seq += _UNKNOWN_PUTS
     live = live_entries(contents)
     _enter_namespaces(core, live)
     for space in ledger.spaces:
