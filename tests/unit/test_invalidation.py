@@ -86,6 +86,9 @@ def test_what_could_not_be_read_when_it_was_invalidated_stays_dead(tmp_path: Pat
     assert box.reopen()
     assert [box.store.match(chain).blocks for chain in (TRUNK, TWO)] == [0, 0]
     assert kinds(box.get_now(chain_of(LARGE, [50]))) == ["Hit"]
+    box.put_now(chain_of(SMALL, [1, 3]))
+    assert box.reopen()
+    assert box.store.match(TWO).blocks == 2  # the third is the one that could not be read
 
 
 def test_live_entries_against_a_walk_up_every_chain() -> None:
