@@ -151,6 +151,10 @@ class SegmentSpace:
         """Whether the room for a segment is there that only reclaim may use, for what outlives an old one."""
         return self.file_nbytes + self.segment_nbytes <= self._most_nbytes
 
+    def room_for_small(self) -> bool:
+        """Whether there is room for half a segment at least, which reclaim makes do with where it has nothing else."""
+        return self.file_nbytes + self.segment_nbytes // 2 <= self._most_nbytes
+
     @property
     def _most_nbytes(self) -> int:
         return self.cap_nbytes if self.limit_nbytes is None else min(self.cap_nbytes, self.limit_nbytes)
@@ -158,15 +162,17 @@ class SegmentSpace:
     @property
     def kept_nbytes(self) -> int:
         """Room in the open segment that only reclaim may use: while it has none for a segment of its own."""
-        return 0 if self.lent or self.room_for_carried() else self.segment_nbytes // 2
+        if self.lent or self.room_for_carried():
+            return 0
+        return (self.segment_nbytes if self.open is None else self.open.file_nbytes) // 2
 
     @property
     def carried_room_nbytes(self) -> int:
         """Bytes of records that reclaim can write now before the segment that it empties is gone; a little less than
         it may be.
         """
-        if self.room_for_carried():
-            nbytes = self.segment_nbytes - PAGE_NBYTES
+        if self.room_for_carried() or (self.open is None and self.room_for_small()):
+            nbytes = self._next_nbytes - PAGE_NBYTES
         elif self.open is not None:
             segment = self.open
             footer = self._footer_nbytes(segment.records, len(segment.namespaces))
@@ -176,10 +182,15 @@ class SegmentSpace:
         # of each record, at least two pages, comes a row of less than a 32nd of that, and a namespace
         return max(0, nbytes * 31 // 32 - 3 * PAGE_NBYTES)
 
+    @property
+    def _next_nbytes(self) -> int:
+        room_nbytes = (self._most_nbytes - self.file_nbytes) // PAGE_NBYTES * PAGE_NBYTES
+        return min(self.segment_nbytes, room_nbytes)
+
     def begin(self) -> Segment:
         """A new segment, to be created by the mover."""
-        assert self.room_for_carried(), "a segment over the cap"
-        segment = Segment(self.next_number, SegmentState.CREATING, self.segment_nbytes)
+        assert self.room_for_small(), "a segment over the cap"
+        segment = Segment(self.next_number, SegmentState.CREATING, self._next_nbytes)
         self.next_number += 1
         self.segments[segment.number] = segment
         return segment

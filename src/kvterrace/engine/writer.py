@@ -173,7 +173,7 @@ class Writer:
         self._space.shut()
         if self._maker.creating:
             return
-        if self._space.room_for_segment() or (self._reclaimer.is_writing and self._space.room_for_carried()):
+        if self._space.room_for_segment() or (self._reclaimer.is_writing and self._space.room_for_small()):
             self._maker.make()
         else:
             self._reclaimer.start(now_s)
