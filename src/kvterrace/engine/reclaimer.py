@@ -137,6 +137,7 @@ class Reclaimer:
         return len(reclaim.fitting(ledger, pinned, self._space.carried_room_nbytes)) == len(pinned)
 
     def _end(self) -> None:
+        self._space.moving = False
         self._core.ledger.dirty.first = np.zeros(0, np.int32)
         self._reclaiming = self._carry = self._moved = self._moved_syncs = self._anew = self._anew_syncs = None
 
@@ -247,6 +248,7 @@ class Reclaimer:
         if self._moved is None:
             self._tombstones.again(segment)
             self._moved = []
+        self._space.moving = not self._tombstones.written
         if self._buried(self._moved):
             return True
         failed = self._moved_syncs is not None and len(self._moved) >= self._moved_syncs

@@ -120,6 +120,8 @@ class SegmentSpace:
         self.limit_nbytes: int | None = None
         #: Whether reclaim lends what the open segment keeps for it: it gets nowhere until DRAM is relieved.
         self.lent = False
+        #: Whether reclaim writes tombstones elsewhere, and has no other room for them than the open segment.
+        self.moving = False
         self._footer_nbytes = footer_nbytes
 
     @property
@@ -162,7 +164,11 @@ class SegmentSpace:
     @property
     def kept_nbytes(self) -> int:
         """Room in the open segment that only reclaim may use: while it has none for a segment of its own."""
-        if self.lent or self.room_for_carried():
+        if self.room_for_carried():
+            return 0
+        if self.moving:
+            return self.segment_nbytes
+        if self.lent:
             return 0
         return (self.segment_nbytes if self.open is None else self.open.file_nbytes) // 2
 
