@@ -15,7 +15,7 @@ from kvterrace.io.faults import Fail
 
 
 @pytest.mark.parametrize("segments", [4, 6, 12])
-@pytest.mark.parametrize("short_nbytes", [0, 4096, SEGMENT_NBYTES // 2])
+@pytest.mark.parametrize("short_nbytes", [0, 4096, 3 * 4096])
 def test_a_full_drive_with_tombstones_everywhere_goes_on_beside_a_segment_that_cannot_be_read(
     tmp_path: Path, segments: int, short_nbytes: int
 ) -> None:
