@@ -149,7 +149,7 @@ class Reclaimer:
         """Whether the tombstones of `segment`, if they are still needed, and its active KV could be written elsewhere
         first.
         """
-        if not self._maker.can_open and self._kills_older(segment):
+        if not self._maker.can_open and self._kills_older(segment) and not self._kills_stuck_alone(segment):
             return False
         ledger = self._core.ledger
         ids = segment.live_ids(ledger.table)
@@ -157,6 +157,7 @@ class Reclaimer:
         return len(reclaim.fitting(ledger, pinned, self._space.carried_room_nbytes)) == len(pinned)
 
     def _end(self) -> None:
+        self._space.moving = False
         self._space.first = np.zeros(0, np.int32)
         self._reclaiming = self._carry = self._moved = self._moved_syncs = self._anew = self._anew_syncs = None
 
@@ -271,6 +272,9 @@ class Reclaimer:
         if self._moved is None:
             self._tombstones.again(segment)
             self._moved = []
+        if not self._maker.can_open and self._kills_stuck_alone(segment):
+            return True  # they go into the segment that gets its room
+        self._space.moving = not self._tombstones.written
         if self._buried(self._moved):
             return True
         failed = self._moved_syncs is not None and len(self._moved) >= self._moved_syncs
@@ -282,6 +286,15 @@ class Reclaimer:
     def _kills_older(self, segment: Segment) -> bool:
         oldest = self._space.oldest
         return bool(segment.tombstones) and oldest is not None and oldest < segment.number
+
+    def _kills_stuck_alone(self, segment: Segment) -> bool:
+        """Whether what its tombstones kill can only be in segments that cannot be read. These keep their share of the
+        capacity until the store is opened anew; where nothing else is older, and nothing is left to write to, all would
+        stand still. The tombstones are owed meanwhile: a crash before they are written again could bring back what is
+        in such a segment, if that can be read then.
+        """
+        older = (one for number, one in self._space.segments.items() if number < segment.number)
+        return all(one.state is SegmentState.STUCK for one in older)
 
     def _buried(self, ended: list[bool]) -> bool:
         """Whether every tombstone is written, and every SYNC since has succeeded; `ended` collects these, submitted by

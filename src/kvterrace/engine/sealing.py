@@ -66,7 +66,7 @@ class SegmentMaker:
     @property
     def can_open(self) -> bool:
         """Whether there is a segment that reclaim can write to, or can be one."""
-        return self._space.open is not None or self.creating or self._space.carrier_nbytes > 0
+        return self._space.open is not None or self.creating or self._space.room_for_small()
 
     def make(self) -> None:
         """Make a segment, to be the open one, if the drive is fit for it. There must be room for it."""

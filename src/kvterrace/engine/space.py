@@ -265,6 +265,8 @@ class SegmentSpace:
         self.first: Ids = np.zeros(0, np.int32)
         #: Whether reclaim lends what the open segment keeps for it: it gets nowhere until DRAM is relieved.
         self.lent = False
+        #: Whether reclaim writes tombstones elsewhere, and has no other room for them than the open segment.
+        self.moving = False
         self._footer_nbytes = footer_nbytes
 
     @property
@@ -301,30 +303,32 @@ class SegmentSpace:
         """Whether the room for a segment is there that only reclaim may use, for what outlives an old one."""
         return self.file_nbytes + self.segment_nbytes <= self._most_nbytes
 
+    def room_for_small(self) -> bool:
+        """Whether there is room for half a segment at least, which reclaim makes do with where it has nothing else."""
+        return self.file_nbytes + self.segment_nbytes // 2 <= self._most_nbytes
+
     @property
     def _most_nbytes(self) -> int:
         return self.cap_nbytes if self.limit_nbytes is None else min(self.cap_nbytes, self.limit_nbytes)
 
     @property
-    def carrier_nbytes(self) -> int:
-        """Size of the segment that reclaim can have now: what is left, if that is half a segment at least, else 0. Less
-        than a whole one is left after a segment went whose file was short.
-        """
-        left_nbytes = min(self.segment_nbytes, self._most_nbytes - self.file_nbytes) // PAGE_NBYTES * PAGE_NBYTES
-        return left_nbytes if left_nbytes >= self.segment_nbytes // 2 else 0
-
-    @property
     def kept_nbytes(self) -> int:
         """Room in the open segment that only reclaim may use: while it has none for a segment of its own."""
-        return 0 if self.lent or self.room_for_carried() else self.segment_nbytes // 2
+        if self.room_for_carried():
+            return 0
+        if self.moving:
+            return self.segment_nbytes
+        if self.lent:
+            return 0
+        return (self.segment_nbytes if self.open is None else self.open.file_nbytes) // 2
 
     @property
     def carried_room_nbytes(self) -> int:
         """Bytes of records that reclaim can write now before the segment that it empties is gone; a little less than
         it may be.
         """
-        if self.carrier_nbytes:
-            nbytes = self.carrier_nbytes - PAGE_NBYTES
+        if self.room_for_carried() or (self.open is None and self.room_for_small()):
+            nbytes = self._next_nbytes - PAGE_NBYTES
         elif self.open is not None:
             segment = self.open
             footer = self._footer_nbytes(segment.records, len(segment.namespaces))
@@ -335,14 +339,19 @@ class SegmentSpace:
         return max(0, nbytes * 31 // 32 - 3 * PAGE_NBYTES)
 
     @property
+    def _next_nbytes(self) -> int:
+        room_nbytes = (self._most_nbytes - self.file_nbytes) // PAGE_NBYTES * PAGE_NBYTES
+        return min(self.segment_nbytes, room_nbytes)
+
+    @property
     def used_up(self) -> bool:
         """Whether every number was given away: no more segments can be made before the store is opened anew."""
         return self.next_number >= self._end_number
 
     def begin(self) -> Segment:
-        """A new segment, to be created by the mover; a shorter one if no more is left than `carrier_nbytes`."""
-        assert self.carrier_nbytes, "a segment over the cap"
-        return self.adopt(self.next_number, SegmentState.CREATING, self.carrier_nbytes)
+        """A new segment, to be created by the mover; a shorter one if no more is left."""
+        assert self.room_for_small(), "a segment over the cap"
+        return self.adopt(self.next_number, SegmentState.CREATING, self._next_nbytes)
 
     def adopt(self, number: int, state: SegmentState, file_nbytes: int) -> Segment:
         """Enter a segment: a new one, or one found on the drive (recovery), in rising order."""

@@ -194,7 +194,7 @@ class Writer:
             return
         if self._space.used_up:
             self._gate.stop()
-        elif self._space.room_for_segment() or (self._reclaimer.is_writing and self._space.carrier_nbytes):
+        elif self._space.room_for_segment() or (self._reclaimer.is_writing and self._space.room_for_small()):
             self._maker.make()
         else:
             self._reclaimer.start(now_s)
