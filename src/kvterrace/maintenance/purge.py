@@ -145,7 +145,7 @@ class _Purge:
             try:
                 write_pending(root, self._drive, blocks)
             except OSError as error:
-                for earlier in written:
+                for earlier in (*written, root):
                     with contextlib.suppress(OSError):
                         if before[earlier]:
                             write_pending(earlier, self._drive, before[earlier])
