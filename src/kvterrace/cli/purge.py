@@ -25,7 +25,8 @@ SCHEMA = "kvterrace.purge/1"
 EPILOGUE = (
     "What it cannot reach: an SSD keeps old copies of overwritten flash pages until it collects them; snapshots, "
     "backups and copy-on-write file systems (btrfs, zfs) keep old blocks; and segments that the store itself removed "
-    "earlier were not overwritten. Where that matters, keep the store on an encrypted volume and destroy its key."
+    "earlier were not overwritten; of blocks that were in these, keys (hashes) may be left among the tombstones. Where "
+    "that matters, keep the store on an encrypted volume and destroy its key."
 )
 
 
