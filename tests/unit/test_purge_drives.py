@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.crash.kit import segments, snapshot
 from tests.crash.purge_kit import ACME, BETA, World, chain, padded, rich_world
-from tests.crash.purge_steps import purge_and_die, target_of
+from tests.crash.purge_steps import purge_and_die, target_of, watched
 from tests.unit.store_images import records
 
 from kvterrace import ConfigError, Store, StoreLockedError, StoreUnusableError
@@ -21,12 +21,12 @@ from kvterrace.cli import main
 from kvterrace.engine.dirty import WritePolicy
 from kvterrace.health.quarantine import BadBlock, decode, encode
 from kvterrace.keys import KeyChain
-from kvterrace.maintenance import purge as purge_module
 from kvterrace.maintenance.drive import Drive
 from kvterrace.maintenance.purge import purge_store
 from kvterrace.maintenance.selection import ByNamespace, BySequence, ByTenant, Target
 from kvterrace.observe.folder import PENDING_NAME, StoreFolder
 from kvterrace.observe.verification import verify_store
+from kvterrace.tiers.directory import lock_partition
 
 DRIVES = ("x", "y", "z")
 
@@ -163,24 +163,40 @@ def test_a_store_in_use_is_refused_on_all_drives(small: World) -> None:
     assert purge_store(small.folders(), ByTenant("acme")).complete
 
 
-def test_while_a_purge_runs_no_drive_can_be_written(small: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    refused = 0
-    real = purge_module.take_census
+def test_while_a_purge_runs_every_drive_is_locked(small: World) -> None:
+    refused: list[Path] = []
 
-    def looking(*arguments: Any) -> Any:
-        nonlocal refused
+    def looking(_what: str, _done: int, _total: int) -> None:
         for root in small.folders():
             with pytest.raises(StoreLockedError):
-                purge_store(small.folders(), ByTenant("acme"))
-            with pytest.raises(StoreLockedError):
-                small.open()
-            assert root.is_dir()
-            refused += 1
-        return real(*arguments)
+                os.close(lock_partition(root / "partitions" / "main" / "lock"))
+            refused.append(root)
 
-    monkeypatch.setattr(purge_module, "take_census", looking)
-    assert purge_store(small.folders(), ByTenant("beta"), dry_run=True).complete
-    assert refused == 9
+    assert purge_store(small.folders(), ByTenant("beta"), dry_run=True, on_progress=looking).complete
+    assert set(refused) == set(small.folders())
+
+
+def test_unsealed_segments_of_all_drives_are_durable_before_anything_goes(small: World) -> None:
+    """What is dead on one drive may be so by a record on another."""
+    unsealed = [path for path in small.root.rglob("*.seg") if b"KVTFOOTR" not in path.read_bytes()]
+    assert {path.parents[2].name for path in unsealed} == set(DRIVES)
+    synced: set[Path] = set()
+    opened: dict[int, Path] = {}
+    renamed: list[Path] = []
+
+    def after(name: str, arguments: tuple[Any, ...], result: Any) -> None:
+        if name == "open":
+            opened[result] = Path(arguments[0])
+        elif name in ("fdatasync", "fsync"):
+            synced.add(opened[arguments[0]])
+        elif name == "rename" and (path := Path(arguments[0])).suffix == ".seg":
+            if not renamed:
+                assert set(unsealed) <= synced
+            renamed.append(path)
+
+    with watched(lambda *_: None, after):
+        assert purge_store(small.folders(), ByTenant("beta")).complete
+    assert renamed
 
 
 def test_the_log_of_one_drive_names_a_block_of_another(small: World) -> None:
