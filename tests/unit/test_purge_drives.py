@@ -22,6 +22,7 @@ from kvterrace.engine.dirty import WritePolicy
 from kvterrace.health.quarantine import BadBlock, decode, encode
 from kvterrace.keys import KeyChain
 from kvterrace.maintenance.drive import Drive
+from kvterrace.maintenance.pending import write_pending
 from kvterrace.maintenance.purge import purge_store
 from kvterrace.maintenance.selection import ByNamespace, BySequence, ByTenant, Target
 from kvterrace.observe.folder import PENDING_NAME, StoreFolder
@@ -236,6 +237,17 @@ def test_what_is_left_to_do_is_written_down_on_every_drive_or_on_none(
     assert len(made) == 2
     after = snapshot(small.root)
     assert set(after) == set(before)
+
+
+@pytest.mark.parametrize("drive", [0, 1, 2])
+def test_what_any_drive_says_is_left_to_do_is_done(small: World, drive: int) -> None:
+    gone = {(BETA.digest, chain(BETA, 5, 6, 7).key(2))}
+    with Drive() as writer:
+        write_pending(small.folders()[drive], writer, [digest + key for digest, key in gone])
+    assert purge_store(small.folders(), BySequence(padded("nobody's"))).complete
+    assert not list(small.root.rglob(PENDING_NAME + "*"))
+    small.absent(gone)
+    small.served(gone)
 
 
 @pytest.mark.parametrize("what", ["tenant:beta", "sequence:a"])

@@ -44,6 +44,7 @@ def cut_off(root: Path, deeper: int) -> World:
     for one in records(segment)[:deeper]:  # no footer: a scan does not believe them
         flip(segment, one.offset + PAGE)
     with world.open() as store:
+        world.put(store, "main", chain(ACME, 99), "last")  # with it the segment is gone on with
         seal(store)
     with world.open() as store:
         stored(store, chain(ACME, *path[:-1]), sequence=b"again")
@@ -91,6 +92,7 @@ def test_a_tombstone_stays_while_what_is_between_is_not_there(tmp_path: Path, ap
         flip(segment, one.offset + 40)  # nor its header: nobody knows what the last one hangs on
     if apart:
         with world.open() as store:
+            world.put(store, "main", chain(ACME, 99), "last")  # with it the segment is gone on with
             seal(store)
     with world.open() as store:
         stored(store, chain(ACME, 1, 2), sequence=b"again")
