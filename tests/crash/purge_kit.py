@@ -30,18 +30,35 @@ def padded(label: str) -> bytes:
 
 @dataclass
 class World:
-    """What was put where. `records`: every one on the drive, as (partition, name, parent's key, label)."""
+    """What was put where. `records`: every one on the drive, as (partition, name, parent's key, label). `drives`: the
+    folders in `root` that the store is striped over; none: it is `root` itself.
+    """
 
     root: Path
     records: list[tuple[str, Name, bytes, bytes]] = field(default_factory=list)
     live: dict[str, set[Name]] = field(default_factory=dict)
     chains: dict[str, list[KeyChain]] = field(default_factory=dict)
     contents: dict[Name, bytes] = field(default_factory=dict)
+    drives: tuple[str, ...] = ()
+
+    def folders(self, root: Path | None = None) -> list[Path]:
+        """The folder on each drive."""
+        return [(root or self.root) / name for name in self.drives] or [root or self.root]
+
+    def opened(self, partition: str, root: Path | None = None) -> Store:
+        """The store, with room for as many segments on each drive."""
+        cap = CAP * max(1, len(self.drives))
+        return opened(self.folders(root), partition=partition, ssd_bytes=cap, dram_bytes=MiB, write_behind_s=0.01)
+
+    def forget(self, gone: set[Name]) -> None:
+        """A purge has removed `gone`."""
+        self.records = [one for one in self.records if one[1] not in gone]
+        self.live = {partition: names - gone for partition, names in self.live.items()}
 
     def open(self, partition: str = "main") -> Store:
         self.live.setdefault(partition, set())
         self.chains.setdefault(partition, [])
-        return opened(self.root, partition=partition, ssd_bytes=CAP, dram_bytes=MiB, write_behind_s=0.01)
+        return self.opened(partition)
 
     def put(self, store: Store, partition: str, keys: KeyChain, label: str = "") -> None:
         """Store a chain durably."""
@@ -82,7 +99,7 @@ class World:
     def served(self, gone: set[Name], *, root: Path | None = None, maybe: bool = False) -> None:
         """A store opened now serves every live block bit for bit but those `gone`. `maybe`: those may be there yet."""
         for partition, chains in self.chains.items():
-            with opened(root or self.root, partition=partition, ssd_bytes=CAP, dram_bytes=MiB) as store:
+            with self.opened(partition, root) as store:
                 for keys in chains:
                     names = [(keys.namespace.digest, key) for key in keys]
                     found = hits(checked(store, keys))
@@ -113,9 +130,9 @@ class World:
         self.root = to
 
 
-def rich_world(root: Path) -> World:
+def rich_world(root: Path, drives: tuple[str, ...] = ()) -> World:
     """Two partitions, two tenants, forks, dead copies, tombstones, several segments; the last segments unsealed."""
-    world = World(root.with_name(root.name + "-live"))
+    world = World(root.with_name(root.name + "-live"), drives=drives)
     with world.open() as store:
         world.put(store, "main", chain(ACME, 1, 2, 3, 4, 5), "a")
         world.put(store, "main", chain(ACME, 1, 2, 3, 9, 9, 9), "b")  # forks off a

@@ -51,7 +51,7 @@ def watched(
             setattr(os, name, function)
 
 
-def purge_and_die(root: Path, what: str, step: int, how: str) -> int:
+def purge_and_die(root: Path | list[Path], what: str, step: int, how: str) -> int:
     """Purge in a child that is killed before change number `step`, or half-way through it if it is a write and `how` is
     "torn". The child's exit status: 0 if it came to the end.
     """

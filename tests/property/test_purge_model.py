@@ -52,9 +52,15 @@ def target_of(world: World, what: str) -> tuple[Target, set[Name]]:
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.lists(openings, min_size=1, max_size=4), targets, st.booleans(), st.booleans())
+@given(
+    st.lists(openings, min_size=1, max_size=4), targets, st.booleans(), st.booleans(), st.lists(openings, max_size=2)
+)
 def test_any_store_any_target(
-    sessions: list[tuple[str, list[tuple[object, ...]]]], what: str, crash: bool, damage: bool
+    sessions: list[tuple[str, list[tuple[object, ...]]]],
+    what: str,
+    crash: bool,
+    damage: bool,
+    later: list[tuple[str, list[tuple[object, ...]]]],
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         world = World(Path(folder) / "live")
@@ -76,4 +82,12 @@ def test_any_store_any_target(
         assert verify_store(world.root).faults == []
         again = purge_store(world.root, target)
         assert sum(one.segments for one in again.partitions) == 0
+        world.served(gone)
+        world.forget(gone)
+        for partition, operations in later:  # a store goes on in what the purge has left
+            act(world, partition, operations, None)
+        world.served(set())
+        target, gone = target_of(world, what)
+        assert purge_store(world.root, target).complete
+        world.absent(gone)
         world.served(gone)

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.crash.kit import segments
+from tests.crash.kit import seal, segments
 from tests.crash.purge_kit import ACME, BETA, World, chain, padded, rich_world
 from tests.unit.store_images import flip, records
 
@@ -143,6 +143,7 @@ def test_an_invalidated_block_does_not_come_back_though_its_tombstones_segment_w
     kept = chain(ACME, 1, 2, 3)
     with world.open() as store:
         world.put(store, "main", kept, "kept")
+        seal(store)
     with world.open() as store:  # the tombstone lies in a later segment than what it kills
         world.invalidate(store, "main", kept, 1)
         world.put(store, "main", chain(BETA, 1, 2), "gone")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.crash.kit import bytes_of, segments
+from tests.crash.kit import bytes_of, seal, segments
 from tests.crash.purge_kit import ACME, BETA, Name, World, chain, padded
 from tests.unit.store_images import PAGE, flip, page_sum, patch, records
 
@@ -39,13 +39,15 @@ def names_of(*chains: KeyChain) -> set[Name]:
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
-    """Two segments: a's and b's in the first, c's in the second."""
+    """Two sealed segments: a's and b's in the first, c's in the second."""
     world = World(tmp_path / "kv")
     with world.open() as store:
         world.put(store, "main", A, "a")
         world.put(store, "main", B, "b")
+        seal(store)
     with world.open() as store:
         world.put(store, "main", C, "c")
+        seal(store)
     return world
 
 
@@ -365,6 +367,7 @@ def test_a_full_drive(drive: Path) -> None:
     with world.open() as store:
         world.put(store, "main", A, "a")
         world.put(store, "main", B, "b")
+        seal(store)
     with world.open() as store:
         world.put(store, "main", chain(BETA, 30, 31), "only")  # a segment of its own: nothing stays of it
     filler = drive / "filler"

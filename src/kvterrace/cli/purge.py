@@ -25,12 +25,16 @@ SCHEMA = "kvterrace.purge/1"
 EPILOGUE = (
     "What it cannot reach: an SSD keeps old copies of overwritten flash pages until it collects them; snapshots, "
     "backups and copy-on-write file systems (btrfs, zfs) keep old blocks; and segments that the store itself removed "
-    "earlier were not overwritten. Where that matters, keep the store on an encrypted volume and destroy its key."
+    "earlier were not overwritten; of blocks that were in these, keys (hashes) may be left among the tombstones. Where "
+    "that matters, keep the store on an encrypted volume and destroy its key."
 )
 
 
 def command(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the store; no process may write it.")],
+    directories: Annotated[
+        list[Path],
+        typer.Argument(metavar="DIR...", help="Folder of the store, on each of its drives; no process may write it."),
+    ],
     namespace: Annotated[
         str | None, typer.Option(metavar="DIGEST", help="A namespace: its digest, or the first digits of it.")
     ] = None,
@@ -62,9 +66,9 @@ def command(
         def told(what: str, done: int, total: int) -> None:
             bar.update(task, description=safe(what), completed=done, total=total)
 
-        report = purge_store(directory, target, partition=partition, dry_run=dry_run, on_progress=told)
+        report = purge_store(directories, target, partition=partition, dry_run=dry_run, on_progress=told)
     if as_json:
-        print_json(report_json(directory, report, dry_run=dry_run))
+        print_json(report_json(directories, report, dry_run=dry_run))
     else:
         _show(report, stdout(), dry_run=dry_run)
     if not report.complete:
@@ -83,11 +87,11 @@ def _target(namespace: str | None, sequence: str | None, tenant: str | None) -> 
     return ByTenant(tenant)
 
 
-def report_json(directory: Path, report: PurgeReport, *, dry_run: bool) -> dict[str, object]:
+def report_json(directories: list[Path], report: PurgeReport, *, dry_run: bool) -> dict[str, object]:
     """A report as plain data: the schema of `--json`."""
     return {
         "schema": SCHEMA,
-        "path": str(directory),
+        "paths": [str(one) for one in directories],
         "dry_run": dry_run,
         "complete": report.complete,
         "namespaces": [digest.hex() for digest in report.digests],

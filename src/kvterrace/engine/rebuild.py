@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +13,7 @@ from kvterrace.engine.ledger import Geometry
 from kvterrace.engine.resuming import choose_resumed
 from kvterrace.engine.space import Segment, SegmentState
 from kvterrace.format.record import PAGE_NBYTES, RecordKind, part_table
-from kvterrace.format.recovery import LiveEntries, SegmentContents, live_entries
+from kvterrace.format.recovery import BAD_PUT_SEQ, LiveEntries, SegmentContents, last_choice, live_entries
 from kvterrace.format.recovery import SegmentState as ScanState
 from kvterrace.tiers.segments import RecoveredSegment
 
@@ -25,8 +24,6 @@ _AGE_STEP_S = 1e-3
 #: A segment that could not be read may hold higher put-sequence numbers than any that was: what is put or invalidated
 #: from now on must be newer than that, too, once it can be read again. More than a process lives to put.
 _UNKNOWN_PUTS = 1 << 32
-#: In place of a bad record's own: those of a partition begin with 1.
-_BAD_PUT_SEQ = 0
 
 Rows = npt.NDArray[np.int64]
 
@@ -45,7 +42,9 @@ def rebuild(core: Core, found: Sequence[RecoveredSegment], now_s: float) -> int:
     for one in found:
         segment = ledger.space_of(one.number).adopt(one.number, SegmentState.SEALED, one.file_nbytes)
         if isinstance(one.contents, SegmentContents):
-            contents.append(_last_choice(core, one.number, one.contents))
+            nonce = one.contents.header.nonce
+            places = core.volume_of(one.number).bad.places(nonce) if core.volumes else ()
+            contents.append(last_choice(one.contents, ((place.offset, place.nbytes) for place in places)))
             segments.append(segment)
             segment.used_nbytes = one.contents.data_end
             segment.records = len(one.contents.entries)
@@ -88,9 +87,9 @@ def rebuild(core: Core, found: Sequence[RecoveredSegment], now_s: float) -> int:
         depths=entries["depth"][heads].tolist(),
         used_s=np.asarray(now_s - age_s, np.float64),
     )
-    gaps = ids[entries["put_seq"][rows] == _BAD_PUT_SEQ]
+    gaps = ids[entries["put_seq"][rows] == BAD_PUT_SEQ]
     if len(gaps):
-        sound = entries["put_seq"][rows] != _BAD_PUT_SEQ
+        sound = entries["put_seq"][rows] != BAD_PUT_SEQ
         rows, ids = rows[sound], ids[sound]
     table.page[ids] = entries["offset"][rows] // PAGE_NBYTES
     used_s = ledger.tree.used_s[table.run[ids]]
@@ -106,19 +105,6 @@ def rebuild(core: Core, found: Sequence[RecoveredSegment], now_s: float) -> int:
         if table.run[block] != NOWHERE:  # not gone together with one behind it
             ledger.tidy(block)
     return len(rows)
-
-
-def _last_choice(core: Core, number: int, contents: SegmentContents) -> SegmentContents:
-    """The same contents, with records that touch a bad place older than any other of their blocks."""
-    places = core.volume_of(number).bad.places(contents.header.nonce) if core.volumes else ()
-    if not places:
-        return contents
-    entries = contents.entries.copy()
-    start, end = entries["offset"], entries["offset"] + entries["record_nbytes"]
-    for place in places:
-        touched = (start < np.uint64(place.offset + place.nbytes)) & (end > np.uint64(place.offset))
-        entries["put_seq"][touched & (entries["kind"] == RecordKind.BLOCK)] = _BAD_PUT_SEQ
-    return replace(contents, entries=entries)
 
 
 def _tombstones(contents: SegmentContents) -> list[tuple[bytes, bytes, int]]:

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -43,7 +43,19 @@ from kvterrace.format.segment import (
 )
 from kvterrace.types import DeviceFailed
 
-__all__ = ["LiveEntries", "ReadAt", "SegmentContents", "SegmentState", "live_entries", "scan_segment"]
+__all__ = [
+    "BAD_PUT_SEQ",
+    "LiveEntries",
+    "ReadAt",
+    "SegmentContents",
+    "SegmentState",
+    "last_choice",
+    "live_entries",
+    "scan_segment",
+]
+
+#: In place of a bad record's own: those of a partition begin with 1.
+BAD_PUT_SEQ = 0
 
 #: `read(offset, nbytes)`: the bytes from `offset` on, perhaps fewer. Both arguments are multiples of a page. The result
 #: is only used until the next call. An OSError counts as nothing read.
@@ -179,6 +191,21 @@ def live_entries(contents: Sequence[SegmentContents]) -> LiveEntries:
     if len(chosen) < len(entries):
         entries, segments = entries[chosen], segments[chosen]
     return LiveEntries(entries, segments, tuple(namespaces))
+
+
+def last_choice(contents: SegmentContents, bad: Iterable[tuple[int, int]]) -> SegmentContents:
+    """The same contents, with block records that touch `bad` extents (offset, bytes) older than any other of their
+    blocks: their put_seq is `BAD_PUT_SEQ`.
+    """
+    places = list(bad)
+    if not places:
+        return contents
+    entries = contents.entries.copy()
+    start, end = entries["offset"], entries["offset"] + entries["record_nbytes"]
+    for offset, nbytes in places:
+        touched = (start < np.uint64(offset + nbytes)) & (end > np.uint64(offset))
+        entries["put_seq"][touched & (entries["kind"] == RecordKind.BLOCK)] = BAD_PUT_SEQ
+    return replace(contents, entries=entries)
 
 
 def _joined(tables: Sequence[npt.NDArray[Any]], dtype: np.dtype[Any]) -> npt.NDArray[Any]:

@@ -13,6 +13,7 @@ from kvterrace.format.recovery import SegmentContents, SegmentState
 from kvterrace.format.segment import RECORDS_AT, BadSegment, Footer, FooterBuilder, NewerFormat, SegmentHeader
 from kvterrace.observe.folder import SegmentFile, StoreFolder
 from kvterrace.observe.medium import MediumFile
+from kvterrace.observe.quarantined import read_quarantine
 from kvterrace.observe.records import SealedFooter, SegmentReader, SoundRecord
 
 __all__ = ["Dropped", "FoundSegment", "Stray", "take_census"]
@@ -47,6 +48,7 @@ class FoundSegment:
         strays: other records in it.
         unknown_nbytes: bytes that are not zero and belong to no record: torn writes, damage, old contents of the drive.
         unknown_why: why nothing can be said about it, and what to do; empty if something can.
+        bad: extents of it (offset, bytes) that the quarantine names.
         foreign: why the store does not use it though it is a sound segment; empty if it does.
     """
 
@@ -57,7 +59,14 @@ class FoundSegment:
     strays: list[Stray] = field(default_factory=list)
     unknown_nbytes: int = 0
     unknown_why: str = ""
+    bad: list[_Extent] = field(default_factory=list)
     foreign: str = ""
+
+    @property
+    def unsealed(self) -> bool:
+        """Whether the store uses it, and it has no footer."""
+        known = self.contents is not None and self.contents.state is SegmentState.SCANNED
+        return known and not (self.foreign or self.unknown_why)
 
     @property
     def number(self) -> int:
@@ -72,6 +81,7 @@ def take_census(
     and what it says nothing about. Raises OSError where the folder cannot be read.
     """
     found = []
+    quarantined = read_quarantine(partition, folder.marker.store_uuid)
     for file in folder.segments(partition):
         one = FoundSegment(file)
         try:
@@ -79,6 +89,8 @@ def take_census(
                 _look(one, SegmentReader(medium, str(file.path), file.number), folder.marker.store_uuid)
         except OSError as error:
             one.unknown_why = f"cannot be read: {error.strerror or error}"
+        if one.header is not None:
+            one.bad = [(place.offset, place.nbytes) for place in quarantined.places.get(one.header.nonce, ())]
         found.append(one)
     return found
 

@@ -43,6 +43,14 @@ class Drive:
         """Make what was written durable. Raises OSError."""
         self._now(IoRequest(IoKind.SYNC, IoClass.DEMOTION, file))
 
+    def sync_file(self, path: Path) -> None:
+        """Make what was ever written to a file durable. Raises OSError."""
+        file = self.engine.reopen(path)
+        try:
+            self.sync(file)
+        finally:
+            self.engine.close_file(file)
+
     def rename(self, path: Path, to: Path) -> None:
         """Give a file another name in its folder, durably. Raises OSError."""
         path.rename(to)

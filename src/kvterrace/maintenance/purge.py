@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from kvterrace.errors import ConfigError, NotAStoreError, StoreLockedError, StoreUnusableError
-from kvterrace.format.record import PAGE_NBYTES, RecordKind, pad_to_page
-from kvterrace.health.quarantine import ENTRY_NBYTES, BadBlock, decode, log_generation
+from kvterrace.errors import StoreUnusableError
+from kvterrace.format.record import PAGE_NBYTES, RecordKind
 from kvterrace.keys import Namespace
 from kvterrace.maintenance.census import FoundSegment, take_census
-from kvterrace.maintenance.drive import Drive, aligned
+from kvterrace.maintenance.drive import Drive
+from kvterrace.maintenance.logs import read_logs, zero_lines
+from kvterrace.maintenance.partition import Partition
 from kvterrace.maintenance.pending import read_pending, remove_pending, write_pending
 from kvterrace.maintenance.report import Failure, PartitionPurge, PurgeReport
 from kvterrace.maintenance.rewriting import Pass
 from kvterrace.maintenance.selection import ByTenant, Selection, Target, select
-from kvterrace.observe.folder import ERASED_SUFFIX, StoreFolder, writer_pid
-from kvterrace.tiers.directory import StoreDirectory
+from kvterrace.maintenance.stores import LockedStore, Place, locked_store
+from kvterrace.observe.folder import ERASED_SUFFIX
 
 __all__ = ["purge_store"]
 
@@ -27,243 +27,256 @@ Listener = Callable[[str, int, int], object]
 
 #: A pass may leave a tombstone that nothing needs once the pass is over; a third finds nothing. More is a bug.
 _PASSES = 5
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+#: Segments of one partition, by drive.
+_Found = dict[Place, list[FoundSegment]]
 
 
 def purge_store(
-    root: Path,
+    path: Path | Sequence[Path],
     target: Target,
     *,
     partition: str | None = None,
     dry_run: bool = False,
     on_progress: Listener = lambda _what, _done, _total: None,
 ) -> PurgeReport:
-    """Remove `target` from the store at `root`. Blocks; no process may write the store. Memory grows with the index,
+    """Remove `target` from the store at `path`. Blocks; no process may write the store. Memory grows with the index,
     not with the data.
 
     May be interrupted at any point, by a crash too: no block that stays is lost, and the next purge, of whatever
     target, completes what was begun.
 
     Args:
+        path: folder of the store; of a store over several drives, the folder on each, in any order.
         partition: only this one; None: all of them.
         dry_run: change nothing, and report what would go.
 
     Raises:
         ConfigError: no such partition, or the target fits nothing or too much.
-        StoreUnusableError: or one of its kinds: no store, no access, another process writes a partition. Nothing was
-            changed then. OSError: a folder cannot be read.
+        StoreUnusableError: or one of its kinds: no store, not all its drives, no access, another process writes a
+            partition. Nothing was changed then. OSError: a folder cannot be read.
     """
-    folder = StoreFolder(root)
-    if folder.marker.problem or folder.marker.store_uuid is None:
-        raise NotAStoreError(f"{root} is not a usable store: {folder.marker.problem}; restore store.json first")
-    paths = _partitions(folder, partition)
     report = PurgeReport()
-    with contextlib.ExitStack() as stack:
-        for path in paths:
-            stack.enter_context(_locked(folder, path))
-        drive = stack.enter_context(Drive())
-        _Purge(folder, paths, target, report, drive, on_progress).run(dry_run=dry_run)
+    with locked_store([path] if isinstance(path, Path) else list(path), partition) as store, Drive() as drive:
+        _Purge(store, target, report, drive, on_progress).run(dry_run=dry_run)
     return report
-
-
-def _partitions(folder: StoreFolder, name: str | None) -> list[Path]:
-    there = [path for path in folder.partitions() if _NAME.fullmatch(path.name)]
-    if name is None:
-        return there
-    chosen = [path for path in there if path.name == name]
-    if not chosen:
-        known = ", ".join(path.name for path in there) or "none"
-        raise ConfigError(f"partition {name!r} is not in {folder.root}; there are: {known}")
-    return chosen
-
-
-@contextlib.contextmanager
-def _locked(folder: StoreFolder, path: Path) -> Iterator[None]:
-    try:
-        directory = StoreDirectory.open(folder.root, path.name, created_unix_s=0.0)
-    except StoreLockedError as error:
-        pid = writer_pid(path)
-        who = f"process {pid}" if pid is not None else "another process"
-        raise StoreLockedError(
-            f"{path} is being written by {who}: close the store there, or end that process, then purge again; nothing "
-            "was changed"
-        ) from error
-    try:
-        yield
-    finally:
-        directory.close()
 
 
 class _Purge:
     """One purge, with the partitions locked."""
 
     def __init__(
-        self,
-        folder: StoreFolder,
-        paths: list[Path],
-        target: Target,
-        report: PurgeReport,
-        drive: Drive,
-        on_progress: Listener,
+        self, store: LockedStore, target: Target, report: PurgeReport, drive: Drive, on_progress: Listener
     ) -> None:
-        assert folder.marker.store_uuid is not None
-        self._folder, self._paths, self._target = folder, paths, target
-        self._store_uuid = folder.marker.store_uuid
+        self._store, self._target = store, target
+        self._roots = [folder.root for folder in store.folders]
+        self._paths = {place.path for places in store.partitions.values() for place in places}
         self._report, self._drive, self._on_progress = report, drive, on_progress
 
     def run(self, *, dry_run: bool) -> None:
         """Look, and unless this is a dry run, change."""
-        root, report = self._folder.root, self._report
-        described = self._folder.namespaces()
-        pending = read_pending(root)
+        report = self._report
+        described = self._described()
+        pending = {root: read_pending(root) for root in self._roots}
+        unfinished = set().union(*pending.values())
         blocked = set() if dry_run else self._finish_earlier()
-        found = {path: self._census(path) for path in self._paths}
-        selection = select(self._target, [one for some in found.values() for one in some], described, pending)
+        found = {name: self._census(places) for name, places in self._store.partitions.items()}
+        everything = [one for each in found.values() for some in each.values() for one in some]
+        selection = select(self._target, everything, described, unfinished)
         report.digests = sorted(selection.digests)
         report.notes += [
-            f"{path.relative_to(root)} is not a file of the store: left alone; it may hold KV"
-            for path in self._folder.strangers()
-            if root / "partitions" in path.parents
+            f"{self._store.label(path)} is not a file of the store: left alone; it may hold KV"
+            for folder in self._store.folders
+            for path in folder.strangers()
+            if folder.root / "partitions" in path.parents
         ]
         if isinstance(self._target, ByTenant):
-            report.undescribed = _undescribed(found, described)
+            report.undescribed = _undescribed(everything, described)
+        keys = _keys(everything, selection)
         if dry_run:
-            for path, segments in found.items():
-                done = PartitionPurge(path.name)
-                one = self._pass(path, segments, selection, done)
-                report.failures += one.failures()
-                one.count()
-                report.partitions.append(done)
-            report.notes += [f"{path}: left by an interrupted purge" for path in self._folder.unfinished_purges()]
+            self._count(found, selection, keys)
             return
-        if selection.pending - pending:
-            try:
-                write_pending(root, self._drive, selection.pending)
-            except OSError as error:
-                raise StoreUnusableError(
-                    f"{root}: cannot write down what has to go: {error.strerror or error}; free about "
-                    f"{130 * len(selection.pending) + PAGE_NBYTES} B there; nothing was changed"
-                ) from error
-        for path, segments in found.items():
-            if path not in blocked:
-                self._partition(path, segments, selection)
+        self._write_down(selection.pending, pending)
+        for name, segments in found.items():
+            self._purge(name, segments, selection, keys, blocked)
         if report.failures:
             return
         try:
             self._forget_namespaces(selection)
-            if not pending or len(self._paths) == len(_partitions(self._folder, None)):
-                remove_pending(root, self._drive)
+            if not unfinished or self._store.whole:
+                for root in self._roots:
+                    remove_pending(root, self._drive)
         except OSError as error:
-            where = Path(error.filename).name if error.filename else str(root)
+            where = Path(error.filename).name if error.filename else str(self._roots[0])
             report.failures.append(Failure(where, f"{error.strerror or error}: purge again when that is mended"))
+
+    def _described(self) -> dict[bytes, Namespace | str]:
+        """Descriptions from all drives; of several, one that can be believed."""
+        found: dict[bytes, Namespace | str] = {}
+        for folder in self._store.folders:
+            for digest, one in folder.namespaces().items():
+                if not isinstance(found.get(digest), Namespace):
+                    found[digest] = one
+        return found
+
+    def _count(self, found: Mapping[str, _Found], selection: Selection, keys: set[bytes]) -> None:
+        """Report what would go."""
+        report = self._report
+        for name, segments in found.items():
+            done = PartitionPurge(name)
+            report.partitions.append(done)
+            for one in self._passes(segments, selection, done).values():
+                report.failures += one.failures()
+                one.count()
+            for place in segments:
+                self._forget_failed(place, keys, done, dry_run=True)
+        report.notes += [
+            f"{path}: left by an interrupted purge"
+            for folder in self._store.folders
+            for path in folder.unfinished_purges()
+        ]
+
+    def _write_down(self, blocks: set[bytes], before: Mapping[Path, set[bytes]]) -> None:
+        """Have `purge.pending` name `blocks`, on every drive or on none: a drive may be the only one left."""
+        written: list[Path] = []
+        for root, there in before.items():
+            if not blocks - there:
+                continue
+            try:
+                write_pending(root, self._drive, blocks)
+            except OSError as error:
+                for earlier in (*written, root):
+                    with contextlib.suppress(OSError):
+                        if before[earlier]:
+                            write_pending(earlier, self._drive, before[earlier])
+                        else:
+                            remove_pending(earlier, self._drive)
+                raise StoreUnusableError(
+                    f"{root}: cannot write down what has to go: {error.strerror or error}; free about "
+                    f"{130 * len(blocks) + PAGE_NBYTES} B there; nothing was changed"
+                ) from error
+            written.append(root)
 
     def _finish_earlier(self) -> set[Path]:
         """Overwrite what an interrupted purge has taken out of use; returns the partitions where that failed."""
         blocked = set()
-        for path in self._folder.unfinished_purges():
-            unlocked = path.is_relative_to(self._folder.root / "partitions") and path.parent not in self._paths
-            if path.suffix != ERASED_SUFFIX or unlocked:
-                continue
-            where = str(path.relative_to(self._folder.root))
-            try:
-                self._drive.erase(path)
-                self._report.finished.append(where)
-            except OSError as error:
-                blocked.add(path.parent)
-                self._report.failures.append(
-                    Failure(where, f"cannot be overwritten: {error.strerror or error}: purge again when that is mended")
-                )
+        for folder in self._store.folders:
+            for path in folder.unfinished_purges():
+                unlocked = path.is_relative_to(folder.root / "partitions") and path.parent not in self._paths
+                if path.suffix != ERASED_SUFFIX or unlocked:
+                    continue
+                where = self._store.label(path)
+                try:
+                    self._drive.erase(path)
+                    self._report.finished.append(where)
+                except OSError as error:
+                    blocked.add(path.parent)
+                    what = f"cannot be overwritten: {error.strerror or error}: purge again when that is mended"
+                    self._report.failures.append(Failure(where, what))
         return blocked
 
-    def _census(self, path: Path) -> list[FoundSegment]:
-        total = sum(one.nbytes for one in self._folder.segments(path))
+    def _census(self, places: Iterable[Place]) -> _Found:
+        return {place: self._look(place) for place in places}
+
+    def _look(self, place: Place) -> list[FoundSegment]:
+        total = sum(one.nbytes for one in place.folder.segments(place.path))
         read = 0
 
         def on_read(nbytes: int) -> None:
             nonlocal read
             read += nbytes
-            self._on_progress(f"looking at {path.name}", min(read, total), total)
+            self._on_progress(f"looking at {place.label}", min(read, total), total)
 
-        return take_census(self._folder, path, on_read)
+        return take_census(place.folder, place.path, on_read)
 
-    def _pass(self, path: Path, found: list[FoundSegment], selection: Selection, done: PartitionPurge) -> Pass:
+    def _passes(self, found: _Found, selection: Selection, done: PartitionPurge) -> dict[Place, Pass]:
+        """A pass for each drive, over what is known of all of them."""
+        partition = Partition([one for some in found.values() for one in some], selection)
+        return {place: self._pass(place, some, partition, selection, done) for place, some in found.items()}
+
+    def _pass(
+        self, place: Place, found: list[FoundSegment], partition: Partition, selection: Selection, done: PartitionPurge
+    ) -> Pass:
         total = written = 0
 
         def on_done(nbytes: int) -> None:
             nonlocal written
             written += nbytes
-            self._on_progress(f"purging {path.name}", written, total)
+            self._on_progress(f"purging {place.label}", written, total)
 
-        one = Pass(path, found, selection, self._store_uuid, report=self._report, done=done, on_done=on_done)
+        one = Pass(place, found, partition, selection, report=self._report, done=done, on_done=on_done)
         total = one.touched_nbytes
         return one
 
-    def _partition(self, path: Path, found: list[FoundSegment], selection: Selection) -> None:
+    def _purge(self, name: str, found: _Found, selection: Selection, keys: set[bytes], blocked: set[Path]) -> None:
         """Pass after pass, each over what is really there, until one finds nothing to do."""
-        done = PartitionPurge(path.name)
+        done = PartitionPurge(name)
         self._report.partitions.append(done)
-        try:
-            done.quarantine_entries = self._forget_failed(path, _keys(found, selection))
-        except OSError as error:
-            self._report.failures.append(Failure(path.name, f"quarantine log: {error.strerror or error}"))
+        for place in found:
+            self._forget_failed(place, keys, done)
         earlier = list(self._report.failures)
         for _ in range(_PASSES):
             self._report.failures = list(earlier)
-            one = self._pass(path, found, selection, done)
-            self._report.failures += one.failures()
-            if not one.run(self._drive):
+            passes = self._passes(found, selection, done)
+            for one in passes.values():
+                self._report.failures += one.failures()
+            if not self._sync_scanned(found):
                 return
-            found = self._census(path)
-        self._report.failures.append(Failure(path.name, "something is left after all passes: a bug; purge again"))
+            if not sum(one.run(self._drive) for place, one in passes.items() if place.path not in blocked):
+                return
+            found = self._census(found)
+        self._report.failures.append(Failure(name, "something is left after all passes: a bug; purge again"))
 
-    def _forget_failed(self, path: Path, keys: set[bytes]) -> int:
-        """Zero the quarantine log's entries that name one of `keys`; an entry of zeros is none. Losing one that a crash
-        tears costs one more failed read.
+    def _sync_scanned(self, found: _Found) -> bool:
+        """Make unsealed segments durable, on all drives: a copy in them, or what was put later than it, may be in the
+        drive's cache only, while an original is about to go. Where one cannot be, none of the originals goes.
         """
-        zeroed = 0
-        for log in sorted(path.iterdir()):
-            if log_generation(log.name) is None or not log.is_file():
-                continue
-            data = bytearray(log.read_bytes())
-            dirty = False
-            for at in range(0, len(data) - ENTRY_NBYTES + 1, ENTRY_NBYTES):
-                for entry in decode(bytes(data[at : at + ENTRY_NBYTES]), self._store_uuid).entries:
-                    if isinstance(entry, BadBlock) and entry.key in keys:
-                        data[at : at + ENTRY_NBYTES] = bytes(ENTRY_NBYTES)
-                        zeroed += 1
-                        dirty = True
-            if dirty:
-                self._overwrite(log, bytes(data))
-        return zeroed
+        for place, segments in found.items():
+            for one in segments:
+                if one.unsealed:
+                    try:
+                        self._drive.sync_file(one.file.path)
+                    except OSError as error:
+                        what = f"{error.strerror or error}: purge again when that is mended"
+                        self._report.failures.append(Failure(f"{place.label}/{one.file.path.name}", what))
+                        return False
+        return True
 
-    def _overwrite(self, path: Path, data: bytes) -> None:
-        memory = aligned(pad_to_page(len(data)))
-        memory[: len(data)] = memoryview(data)
-        file = self._drive.engine.reopen(path)
+    def _forget_failed(self, place: Place, keys: set[bytes], done: PartitionPurge, *, dry_run: bool = False) -> None:
+        """Zero the lines of the quarantine logs that name one of `keys`."""
         try:
-            self._drive.write(file, 0, memory)
-            self._drive.sync(file)
-        finally:
-            self._drive.engine.close_file(file)
+            for log in read_logs(place.path, place.store_uuid, keys):
+                if log.newer:
+                    what = f"{log.newer} lines are a newer version's and may name purged blocks: upgrade kvterrace"
+                    self._report.failures.append(Failure(f"{place.label}/{log.path.name}", what))
+                if log.lines and not dry_run:
+                    zero_lines(log, self._drive)
+                done.quarantine_entries += len(log.lines)
+        except OSError as error:
+            self._report.failures.append(Failure(place.label, f"quarantine log: {error.strerror or error}"))
 
     def _forget_namespaces(self, selection: Selection) -> None:
         """Remove the descriptions of purged namespaces of which no record is left in the whole store."""
         left: set[bytes] = set()
-        for path in self._folder.partitions():
-            if path in self._paths:
-                continue  # a pass has just found none in it
-            segments = take_census(self._folder, path)
-            if any(one.unknown_why for one in segments):
-                return
-            left |= {digest for one in segments if one.contents for digest in one.contents.namespaces}
-            left |= {stray.header.namespace for one in segments for stray in one.strays}
-        folder = self._folder.root / "namespaces"
+        for folder in self._store.folders:
+            for path in folder.partitions():
+                if path in self._paths:
+                    continue  # a pass has just found none in it
+                segments = take_census(folder, path)
+                if any(one.unknown_why for one in segments):
+                    return
+                left |= {digest for one in segments if one.contents for digest in one.contents.namespaces}
+                left |= {stray.header.namespace for one in segments for stray in one.strays}
         for digest in sorted(selection.digests - left):
             name = f"{digest.hex()}.json"
-            for path in sorted(folder.glob(f".{name}.*")):  # half-written
-                self._drive.erase(path)
-            if (folder / name).is_file():
-                self._drive.erase(self._drive.retire(folder / name))
+            removed = False
+            for root in self._roots:
+                for path in sorted((root / "namespaces").glob(f".{name}.*")):  # half-written
+                    self._drive.erase(path)
+                if (root / "namespaces" / name).is_file():
+                    self._drive.erase(self._drive.retire(root / "namespaces" / name))
+                    removed = True
+            if removed:
                 self._report.descriptions.append(digest)
 
 
@@ -280,7 +293,7 @@ def _keys(found: list[FoundSegment], selection: Selection) -> set[bytes]:
 
 
 def _undescribed(
-    found: Mapping[Path, list[FoundSegment]], described: Mapping[bytes, Namespace | str]
+    found: Iterable[FoundSegment], described: Mapping[bytes, Namespace | str]
 ) -> dict[bytes, tuple[int, int]]:
     """Block records and their bytes by namespace, of those without a description to believe."""
     counts: dict[bytes, tuple[int, int]] = {}
@@ -290,7 +303,7 @@ def _undescribed(
             before = counts.get(digest, (0, 0))
             counts[digest] = (before[0] + records, before[1] + nbytes)
 
-    for one in (one for some in found.values() for one in some):
+    for one in found:
         for stray in one.strays:
             if stray.header.kind is RecordKind.BLOCK:
                 add(stray.header.namespace, 1, stray.header.record_nbytes)

@@ -11,32 +11,30 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from kvterrace.format.record import RecordKind, tombstone_nbytes_for
-from kvterrace.format.recovery import SegmentState, live_entries
 from kvterrace.maintenance.census import Dropped, FoundSegment
 from kvterrace.maintenance.drive import Drive
 from kvterrace.maintenance.output import Need, OutputSegment, identity, tombstone_groups
+from kvterrace.maintenance.partition import Partition, Rows
 from kvterrace.maintenance.report import Failure, PartitionPurge, PurgeReport
 from kvterrace.maintenance.selection import Selection
+from kvterrace.maintenance.stores import Place
 from kvterrace.observe.medium import MediumFile
 
 __all__ = ["Pass"]
 
-_NO_ROWS: npt.NDArray[np.bool_] = np.zeros(0, bool)
-_NO_OFFSETS: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)
+_NO_ROWS: Rows = np.zeros(0, bool)
 
 
 @dataclass(slots=True, eq=False)
 class _Plan:
     """What becomes of one segment. `chosen`, `staying`: rows of its entries; what is in neither is dead."""
 
-    chosen: npt.NDArray[np.bool_] = field(default_factory=lambda: _NO_ROWS)
-    staying: npt.NDArray[np.bool_] = field(default_factory=lambda: _NO_ROWS)
+    chosen: Rows = field(default_factory=lambda: _NO_ROWS)
+    staying: Rows = field(default_factory=lambda: _NO_ROWS)
     buried: list[Dropped] = field(default_factory=list)
     freed: int = 0
     need: Need = field(default_factory=Need)
@@ -44,32 +42,27 @@ class _Plan:
 
 
 class Pass:
-    """One pass. `selection` is what has to go; what happens is added to `report` and `done`."""
+    """One pass over one drive, whose segments are `found`; those of all drives are in `partition`. `selection` is what
+    has to go; what happens is added to `report` and `done`.
+    """
 
     def __init__(
         self,
-        folder: Path,
+        place: Place,
         found: list[FoundSegment],
+        partition: Partition,
         selection: Selection,
-        store_uuid: bytes,
         *,
         report: PurgeReport,
         done: PartitionPurge,
         on_done: Callable[[int], object],
     ) -> None:
-        self._folder, self._selection, self._store_uuid = folder, selection, store_uuid
+        self._place, self._partition, self._selection = place, partition, selection
         self._report, self._done, self._on_done = report, done, on_done
         self._segments = {one.number: one for one in found}
         self._next_number = max(self._segments, default=0) + 1
-        used = [one for one in found if one.contents is not None and not (one.foreign or one.unknown_why)]
-        self._blind = any(one.unknown_why for one in found)
-        self._capacity = max((one.header.capacity for one in used if one.header is not None), default=0)
-        contents = [one.contents for one in used if one.contents is not None]
-        live = live_entries(contents)
-        self._live = {one.number: live.entries["offset"][live.segments == at] for at, one in enumerate(used)}
-        self._scanned = [one for one in used if one.contents and one.contents.state is SegmentState.SCANNED]
         self._used = [one for one in found if not one.foreign and not one.unknown_why]
-        self._victims = self._find_victims()
+        self._capacity = max((one.header.capacity for one in self._used if one.header is not None), default=0)
         self._output: OutputSegment | None = None
         self._output_counts = False  # whether something was removed because of what it holds
 
@@ -79,7 +72,7 @@ class Pass:
         """Segments that are not ours to change, or of which nothing is known."""
         found = []
         for one in self._segments.values():
-            where = f"{self._folder.name}/{one.file.path.name}"
+            where = self._where(one)
             if one.unknown_why:
                 found.append(Failure(where, f"{one.unknown_why}; what it holds is not known"))
             elif one.foreign and self._plan(one).touched:
@@ -102,46 +95,15 @@ class Pass:
         """Bytes of the files that have to be written anew."""
         return sum(one.file.nbytes for one in self._used if self._plan(one).touched)
 
-    def _find_victims(self) -> dict[bytes, list[tuple[int, int]]]:
-        """Of every key that a tombstone names: put-sequence number and segment of each record there is."""
-        found: dict[bytes, list[tuple[int, int]]] = {
-            dropped.key: [] for one in self._segments.values() for dropped in one.dropped
-        }
-        if not found:
-            return found
-        for one in self._used:
-            for stray in one.strays:
-                if stray.sound and stray.header.key in found:
-                    found[stray.header.key].append((stray.header.put_seq, one.number))
-            if one.contents is not None:
-                entries = one.contents.entries[one.contents.entries["kind"] == RecordKind.BLOCK]
-                keys = np.ascontiguousarray(entries["key"]).tobytes()
-                for at, put_seq in enumerate(entries["put_seq"].tolist()):
-                    places = found.get(keys[at * 32 : at * 32 + 32])
-                    if places is not None:
-                        places.append((put_seq, one.number))
-        return found
-
-    def _is_needed(self, dropped: Dropped, leaving: int) -> bool:
-        """Whether a tombstone's key still kills something once segment `leaving` is gone. What of that stays in a new
-        segment is live, and so is newer than the tombstone.
-        """
-        return self._blind or any(
-            put_seq < dropped.put_seq and number != leaving and number in self._segments
-            for put_seq, number in self._victims[dropped.key]
-        )
-
     def _plan(self, one: FoundSegment) -> _Plan:
         plan = _Plan(touched=one.unknown_nbytes > 0 and not one.foreign)
         plan.touched |= any(self._selection.holds(stray.header) for stray in one.strays)
         if one.contents is None:
             return plan
         entries = one.contents.entries
-        plan.chosen = self._selection.rows(entries, one.contents.namespaces)
-        live = np.isin(entries["offset"], self._live.get(one.number, _NO_OFFSETS))
-        plan.staying = live & ~plan.chosen & (entries["kind"] == RecordKind.BLOCK)
+        plan.chosen, plan.staying = self._partition.chosen[one], self._partition.staying[one]
         for dropped in one.dropped:
-            if self._is_needed(dropped, one.number):
+            if self._partition.is_needed(dropped, one):
                 plan.buried.append(dropped)
             else:
                 plan.freed += self._selection.names(dropped.namespace, dropped.key)
@@ -157,7 +119,7 @@ class Pass:
     def run(self, drive: Drive) -> int:
         """Write anew what has to be; returns how many segments went. What could not be done is in the report."""
         removed = 0
-        failed = self._sync_scanned(drive)
+        failed: set[int] = set()
         # First what leaves nothing behind: it makes room, and takes none.
         for with_rest in (False, True):
             for one in self._used:
@@ -176,32 +138,14 @@ class Pass:
         try:
             self._seal_output()
         except OSError as error:
-            self._report.notes.append(f"{self._folder.name}: a new segment was not sealed ({error}): the store will")
+            self._report.notes.append(f"{self._place.label}: a new segment was not sealed ({error}): the store will")
         return removed
-
-    def _sync_scanned(self, drive: Drive) -> set[int]:
-        """Make unsealed segments durable: a copy made before a crash may be in the drive's cache only, while its
-        original is about to go. Where one cannot be, none of the originals goes: every other segment's number.
-        """
-        for one in self._scanned:
-            try:
-                file = drive.engine.reopen(one.file.path)
-                try:
-                    drive.sync(file)
-                finally:
-                    drive.engine.close_file(file)
-            except OSError as error:
-                where = f"{self._folder.name}/{one.file.path.name}"
-                self._report.failures.append(
-                    Failure(where, f"{error.strerror or error}: purge again when that is mended")
-                )
-                return set(self._segments)
-        return set()
 
     def _write_anew(self, drive: Drive, one: FoundSegment, plan: _Plan) -> None:
         kept = self._copy(drive, one, plan) if plan.need.records else []
         gone = drive.retire(one.file.path)
         del self._segments[one.number]
+        self._partition.left(one)
         self._output_counts = self._output is not None
         self._done.overwritten_nbytes += drive.erase(gone, kept)
         self._removed(one, plan)
@@ -222,7 +166,7 @@ class Pass:
                     self._done.copied_nbytes += nbytes
                 else:
                     self._done.damaged_records += 1
-                    self._report.damage(f"{self._folder.name}/{one.file.path.name}@{offset}")
+                    self._report.damage(f"{self._where(one)}@{offset}")
         for group in tombstone_groups(plan.buried):
             output.bury(group)
         output.sync()
@@ -254,8 +198,8 @@ class Pass:
 
     def _create(self, drive: Drive, nbytes: int) -> OutputSegment:
         number = self._next_number
-        path = self._folder / f"{number:08x}.seg"
-        output = OutputSegment(drive, path, number, nbytes, self._store_uuid)
+        path = self._place.path / f"{number:08x}.seg"
+        output = OutputSegment(drive, path, number, nbytes, self._place.store_uuid)
         self._next_number += 1
         self._output_counts = False
         return output
@@ -288,8 +232,7 @@ class Pass:
                 self._count(header.namespace, header.key, header.sequence, header.record_nbytes)
         if one.contents is None:
             return
-        live = np.isin(one.contents.entries["offset"], self._live.get(one.number, _NO_OFFSETS))
-        done.live_records += int((plan.chosen & live).sum())
+        done.live_records += int((plan.chosen & self._partition.live[one]).sum())
         for entry in one.contents.entries[plan.chosen]:
             digest = one.contents.namespaces[int(entry["namespace"])]
             nbytes = int(entry["record_nbytes"])
@@ -306,10 +249,13 @@ class Pass:
         else:
             done.descendant_records += 1
 
+    def _where(self, one: FoundSegment) -> str:
+        return f"{self._place.label}/{one.file.path.name}"
+
     def _why(self, drive: Drive, one: FoundSegment, plan: _Plan, error: OSError) -> Failure:
-        where = f"{self._folder.name}/{one.file.path.name}"
+        where = self._where(one)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            need, free = plan.need.file_nbytes, drive.engine.free_nbytes(self._folder)
+            need, free = plan.need.file_nbytes, drive.engine.free_nbytes(self._place.path)
             return Failure(
                 where,
                 f"no room to copy what stays: it takes {need} B for a while, {free} B are free: free some and purge "

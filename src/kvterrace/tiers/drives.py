@@ -24,7 +24,7 @@ from kvterrace.errors import ConfigError, NotAStoreError, StoreLockedError, Stor
 from kvterrace.tiers.directory import StoreDirectory, lock_partition, make_root
 from kvterrace.tiers.marker import DriveRecord, Marker, may_become_store, read_marker, sync_folder, write_drives
 
-__all__ = ["Candidate", "Plan", "open_drives", "plan_drives"]
+__all__ = ["Candidate", "Plan", "check_apart", "drives_locked", "open_drives", "plan_drives"]
 
 _log = logging.getLogger(__name__)
 
@@ -73,14 +73,14 @@ def open_drives(roots: Sequence[Path], partition: str, *, created_unix_s: float)
         ConfigError: a path is given twice, or lies in another; or as `StoreDirectory.open`.
         StoreUnusableError: or one of its kinds. Nothing was changed but folders made.
     """
-    _check_apart(roots)
+    check_apart(roots)
     if len(roots) == 1 and _look(roots[0]).drive is None:
         return [StoreDirectory.open(roots[0], partition, created_unix_s=created_unix_s)]
     if not any(_look(root).there for root in roots):
         for root in roots:
             with _named(root):
                 root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with _locked(roots):
+    with drives_locked(roots):
         plan = plan_drives([_look(root) for root in roots])
         directories: dict[Candidate, StoreDirectory] = {}
         try:
@@ -257,8 +257,12 @@ def _other_partitions_locked(root: Path, partition: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _locked(roots: Sequence[Path]) -> Iterator[None]:
-    """Keep other processes from opening, and changing, the same drives at this moment."""
+def drives_locked(roots: Sequence[Path]) -> Iterator[None]:
+    """Keep other processes from opening, and changing, the same drives at this moment. Blocks, up to half a minute.
+
+    Raises:
+        StoreLockedError: another process is still at it. StoreUnusableError: a folder cannot be read.
+    """
     with contextlib.ExitStack() as held:
         for root in sorted({root.resolve() for root in roots}):
             if root.is_dir():
@@ -293,7 +297,8 @@ def _named(root: Path) -> Iterator[None]:
         ) from error
 
 
-def _check_apart(roots: Sequence[Path]) -> None:
+def check_apart(roots: Sequence[Path]) -> None:
+    """Raises ConfigError where a folder is given twice, or lies in another."""
     real = [Path(os.path.realpath(root)) for root in roots]
     for at, one in enumerate(real):
         for earlier, other in enumerate(real[:at]):
