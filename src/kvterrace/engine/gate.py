@@ -45,7 +45,9 @@ class ReadGate:
         """A read that was admitted has ended."""
         ticket = self._under_way.pop(result.request)
         self._progress_s = self._clock.monotonic_s()
-        if result.error is not None:
+        if isinstance(result.error, FileNotFoundError):  # somebody has removed it: the drive is none the worse
+            self.breaker.unused(ticket)
+        elif result.error is not None:
             self.breaker.failed(ticket, fault_of(result.error), str(result.error))
         elif result.complete:
             self.breaker.succeeded(ticket, result.ended_s - result.started_s)

@@ -7,13 +7,13 @@ from typing import Protocol
 
 from kvterrace.buffers import Bytes
 from kvterrace.engine.core import Core
-from kvterrace.engine.landing import Landing, Want, device_failed, verify
+from kvterrace.engine.landing import Landing, Want, not_read, verify
 from kvterrace.engine.outbox import Outbox
 from kvterrace.engine.volume import Volume
 from kvterrace.format.record import PAGE_NBYTES
 from kvterrace.health.breaker import Fault, fault_of
 from kvterrace.io.base import IoClass, IoKind, IoRequest, IoResult
-from kvterrace.types import Corrupt, DeviceFailed, GetOutcome, Stale
+from kvterrace.types import Corrupt, DeviceFailed, GetOutcome, Miss, Stale
 
 __all__ = ["LayerReads"]
 
@@ -32,19 +32,21 @@ class LayerReads:
         landing: _NewLanding,
         stopped: Callable[[Volume], DeviceFailed],
         discard: Callable[[Landing, GetOutcome], None],
+        gone: Callable[[Landing], None],
         answer: Callable[[Want, GetOutcome], None],
     ) -> None:
         """
         Args:
             landing: makes the landing of a want.
             stopped: the outcome of a read that the gate did not let through.
-            discard: gives up the copy that a landing was to bring.
+            discard: gives up the copy that a landing was to bring, and says so; gone: the same in silence.
             answer: ends a want.
         """
         self._core = core
         self._landing = landing
         self._stopped = stopped
         self._discard = discard
+        self._gone = gone
         self._answer = answer
 
     def start(self, want: Want, outbox: Outbox) -> bool:
@@ -79,7 +81,7 @@ class LayerReads:
         def finish(_: IoResult) -> None:
             failed = [result for result in results if not result.complete]
             if failed:
-                landing.outcome = device_failed(landing.where, failed[0])
+                landing.outcome = not_read(landing.where, failed[0])
             elif any(result.request.kind is not IoKind.READ for result in results):
                 landing.outcome = self._stopped(volume)
             else:
@@ -90,7 +92,9 @@ class LayerReads:
             outcome = landing.outcome
             assert outcome is not None, "a read ended without a verdict"
             # as for whole blocks: a copy is given up if the place is to blame, not the drive, nor the gate
-            if isinstance(outcome, Corrupt | Stale) or any(
+            if isinstance(outcome, Miss):
+                self._gone(landing)
+            elif isinstance(outcome, Corrupt | Stale) or any(
                 fault_of(result.error) is Fault.MEDIA for result in results if not result.complete
             ):
                 self._discard(landing, outcome)

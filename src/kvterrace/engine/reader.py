@@ -20,6 +20,7 @@ from kvterrace.engine.landing import Copy, Landing, Want, finish_read, scatter_a
 from kvterrace.engine.layers import LayerReads
 from kvterrace.engine.outbox import Outbox
 from kvterrace.engine.prefetching import HeldBack
+from kvterrace.engine.space import SegmentState
 from kvterrace.engine.transfers import Transfer, TransferKind
 from kvterrace.engine.volume import Volume
 from kvterrace.format.record import PAGE_NBYTES
@@ -53,7 +54,12 @@ class Reader:
         self._shared: dict[int, list[Want]] = {}  # block being read -> who else wants it
         self._held_back = tuple(HeldBack() for _ in core.volumes)
         self._layers = LayerReads(
-            core, landing=self._landing, stopped=_stopped, discard=self._discard, answer=self._answer
+            core,
+            landing=self._landing,
+            stopped=_stopped,
+            discard=self._discard,
+            gone=self._gone,
+            answer=self._answer,
         )
 
     @property
@@ -236,13 +242,14 @@ class Reader:
         core, table = self._core, self._core.ledger.table
         number, offset = int(table.segment[want.block]), int(table.page[want.block]) * PAGE_NBYTES
         volume = core.volume_of(number)
+        segment = volume.space.segments[number]
         entry = core.entry_of(want.block)
         memory[:PAGE_NBYTES] = 0  # a completion that moved nothing must not find an old header here
         return Landing(
             want,
             memory,
             volume,
-            volume.space.segments[number],
+            segment,
             volume.files.where(number, offset),
             offset,
             volume.files.nonce(number),
@@ -252,6 +259,7 @@ class Reader:
             int(table.put_seq[want.block]),
             entry.geometry,
             parts,
+            segment.state is SegmentState.GROWING,
         )
 
     def _merge(self, landings: list[Landing], io_class: IoClass, outbox: Outbox) -> None:
@@ -335,7 +343,9 @@ class Reader:
                 self._route(want, copies)
             self._copy(copies, Tier.SSD)
             return
-        if condemned:
+        if isinstance(outcome, Miss):
+            self._gone(one)
+        elif condemned:
             self._discard(one, outcome)
         ledger.undo(block)
         for want in (one.want, *others):
@@ -344,6 +354,10 @@ class Reader:
     def _discard(self, one: Landing, outcome: GetOutcome) -> None:
         """The copy on the SSD is not what it should be: never read it again."""
         _log.warning("%s: %s; this copy is discarded", one.where, getattr(outcome, "reason", outcome))
+        self._gone(one)
+
+    def _gone(self, one: Landing) -> None:
+        """The copy on the SSD is not there, or is not to be read again."""
         self._core.ledger.lost(
             one.want.block,
             self._core.clock.monotonic_s(),

@@ -49,6 +49,8 @@ class SegmentState(enum.Enum):
     """A segment's life, in this order."""
 
     CREATING = "creating"
+    #: Of another process, which goes on appending to it.
+    GROWING = "growing"
     OPEN = "open"
     SEALING = "sealing"
     SEALED = "sealed"

@@ -41,7 +41,7 @@ from kvterrace.format.segment import (
 )
 from kvterrace.types import DeviceFailed
 
-__all__ = ["LiveEntries", "ReadAt", "SegmentContents", "SegmentState", "live_entries", "scan_segment"]
+__all__ = ["LiveEntries", "ReadAt", "SegmentContents", "SegmentState", "live_entries", "read_sealed", "scan_segment"]
 
 #: `read(offset, nbytes)`: the bytes from `offset` on, perhaps fewer. Both arguments are multiples of a page. The result
 #: is only used until the next call. An OSError counts as nothing read.
@@ -110,9 +110,21 @@ def scan_segment(
         NewerFormat: a newer kvterrace wrote it; leave it alone.
         DeviceFailed: the header page could not be read, though the file is long enough. Nothing is known about it.
     """
+    source = _Source(read, nbytes // PAGE_NBYTES * PAGE_NBYTES, max(piece_nbytes // PAGE_NBYTES, 1) * PAGE_NBYTES)
+    found = _read_index(source, nbytes)
+    return _scan_records(source, found, nbytes) if isinstance(found, SegmentHeader) else found
+
+
+def read_sealed(read: ReadAt, nbytes: int) -> SegmentContents | SegmentHeader | BadSegment | NewerFormat | DeviceFailed:
+    """As `scan_segment`, but of a segment without a footer to believe its header only: no record is looked for."""
+    return _read_index(_Source(read, nbytes // PAGE_NBYTES * PAGE_NBYTES, PAGE_NBYTES), nbytes)
+
+
+def _read_index(
+    source: _Source, nbytes: int
+) -> SegmentContents | SegmentHeader | BadSegment | NewerFormat | DeviceFailed:
     if nbytes < PAGE_NBYTES:
         return BadSegment(f"a file of {nbytes} B is shorter than a segment header")
-    source = _Source(read, nbytes // PAGE_NBYTES * PAGE_NBYTES, max(piece_nbytes // PAGE_NBYTES, 1) * PAGE_NBYTES)
     page = source.fetch(0, PAGE_NBYTES)
     if page.nbytes < PAGE_NBYTES:
         return DeviceFailed("segment@0", source.problems[-1] if source.problems else "short read")
@@ -122,7 +134,7 @@ def scan_segment(
     sealed = _read_footer(source, header, nbytes)
     if isinstance(sealed, BadFooter):
         source.note(sealed.reason)
-        return _scan_records(source, header, nbytes)
+        return header
     return sealed
 
 

@@ -19,7 +19,13 @@ from kvterrace.store import Store
 
 __all__ = ["check_invariants", "check_ledger"]
 
-_READABLE = (SegmentState.OPEN, SegmentState.SEALING, SegmentState.SEALED, SegmentState.RECLAIMING)
+_READABLE = (
+    SegmentState.GROWING,
+    SegmentState.OPEN,
+    SegmentState.SEALING,
+    SegmentState.SEALED,
+    SegmentState.RECLAIMING,
+)
 
 
 def check_invariants(store: Store) -> None:

@@ -30,12 +30,19 @@ from kvterrace.format.segment import (
 from kvterrace.io.base import FileInfo, IoEngine, IoFile
 from kvterrace.types import DeviceFailed
 
-__all__ = ["NewFile", "RecoveredSegment", "SegmentFiles", "footer_room_nbytes"]
+__all__ = ["NewFile", "RecoveredSegment", "SegmentFiles", "aligned_pages", "footer_room_nbytes", "segment_number"]
 
 _log = logging.getLogger(__name__)
 _NAME = re.compile(r"([0-9a-f]{8})\.seg")
 #: Segments are numbered below this: more than any drive lives to see.
 _NUMBERS = 2**31 - 1
+
+
+def segment_number(name: str) -> int | None:
+    """What a segment's file is called by, if `name` is the name of one."""
+    match = _NAME.fullmatch(name)
+    number = int(match[1], 16) if match else _NUMBERS
+    return number if number < _NUMBERS else None
 
 
 def footer_room_nbytes(records: int, namespaces: int) -> int:
@@ -119,7 +126,7 @@ class SegmentFiles:
         The header page is still to be written at offset 0. Raises OSError.
         """
         nonce = os.urandom(16)
-        page = _aligned_page()
+        page = aligned_pages()
         encode_segment_header(
             SegmentHeader(self._store_uuid, nonce, number - self._base, created_unix_ns, nbytes), page
         )
@@ -181,9 +188,8 @@ class SegmentFiles:
         """
         files: list[tuple[int, FileInfo]] = []
         for info in self.engine.list(self.folder):
-            match = _NAME.fullmatch(info.name)
-            number = int(match[1], 16) if match else _NUMBERS
-            if number < _NUMBERS:
+            number = segment_number(info.name)
+            if number is not None:
                 files.append((number, info))
             else:  # none of ours, yet it takes room
                 self.other_nbytes += _taken_nbytes(info)
@@ -208,13 +214,13 @@ class SegmentFiles:
         except OSError as error:
             _log.warning("segment %s cannot be opened (%s); its blocks are lost to this process", path, error)
             return None, False
-        buffer = _aligned_page(256)
+        buffer = aligned_pages(256)
         readable = True
 
         def read(offset: int, want: int) -> Bytes:
             nonlocal buffer, readable
             if want > buffer.nbytes:
-                buffer = _aligned_page(want // PAGE_NBYTES)
+                buffer = aligned_pages(want // PAGE_NBYTES)
             got = 0
             try:
                 got = self.engine.read_now(file, offset, buffer[:want])
@@ -254,7 +260,8 @@ def _taken_nbytes(info: FileInfo) -> int:
     return max(info.nbytes, info.allocated_nbytes)
 
 
-def _aligned_page(pages: int = 1) -> Bytes:
+def aligned_pages(pages: int = 1) -> Bytes:
+    """Memory fit for O_DIRECT."""
     memory = np.zeros((pages + 1) * PAGE_NBYTES, np.uint8)
     start = -memory.ctypes.data % PAGE_NBYTES
     return memory[start : start + pages * PAGE_NBYTES]
