@@ -6,7 +6,7 @@ Decisions over a ledger, as the ledger's own: no I/O, no clock. Used under the s
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -137,7 +137,7 @@ class Grafts:
 
     def enter(self, rows: Iterable[Row], now_s: float) -> None:
         """Enter blocks, those before others of their chain first, and what waited for them."""
-        news = self._newest(rows)
+        news = self._newest(self._with_waiting(rows))
         known = find_keys(self._ledger.table, news.keys() | {row.parent for row in news.values()})
         below: dict[bytes, list[Row]] = {}
         todo: list[Row] = []
@@ -149,17 +149,12 @@ class Grafts:
                 todo.append(row)
             else:
                 below.setdefault(row.parent, []).append(row)
-        for key in list(known):  # blocks that came by another way, while others wait for them
-            todo += self._waited(key)
         while todo:
             row = todo.pop()
-            if row.key in known:
-                self._take(known[row.key], row)
-                continue
             stretch = [row]
             while True:
-                more = [*below.pop(stretch[-1].key, ()), *self._waited(stretch[-1].key)]
-                if len(more) != 1 or not _continues(stretch[-1], more[0]) or more[0].key in known:
+                more = below.pop(stretch[-1].key, [])
+                if len(more) != 1 or not _continues(stretch[-1], more[0]):
                     break
                 stretch += more
             parent = known.get(row.parent) if row.depth else None
@@ -178,7 +173,7 @@ class Grafts:
         """Try once more what waits: a put may have brought what it hangs on."""
         later, self.later = self.later, []
         parents = find_keys(self._ledger.table, self._waiting.keys())
-        self.enter([*later, *(row for parent in parents for row in self._waited(parent))], now_s)
+        self.enter([*later, *(row for parent in parents for row in self._taken(parent))], now_s)
 
     def _newest(self, rows: Iterable[Row]) -> dict[bytes, Row]:
         """Of each block the row with the highest put-sequence number, the later of equal ones; none that is dead, none
@@ -244,11 +239,24 @@ class Grafts:
         self._waiting.setdefault(row.parent, []).append(row)
         self._waiting_rows += 1
 
-    def _waited(self, parent: bytes) -> Iterator[Row]:
-        """Take out what waits for `parent`, as far as it still counts."""
+    def _taken(self, parent: bytes) -> list[Row]:
+        """Take out what waits for `parent`."""
         rows = self._waiting.pop(parent, [])
         self._waiting_rows -= len(rows)
-        yield from self._newest(rows).values()
+        return rows
+
+    def _with_waiting(self, rows: Iterable[Row]) -> list[Row]:
+        """`rows`, and what waits for them, for what they hang on, and for each other."""
+        everything = list(rows)
+        keys = {row.parent for row in everything}
+        at = 0
+        while keys or at < len(everything):
+            if keys:
+                key = keys.pop()
+            else:
+                key, at = everything[at].key, at + 1
+            everything += self._taken(key)
+        return everything
 
 
 def _continues(row: Row, after: Row) -> bool:
