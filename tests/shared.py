@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tests.harness import SMALL_NBYTES, Box, Get
 
+from kvterrace.engine.space import SegmentState
 from kvterrace.format.record import RecordKind
 from kvterrace.format.recovery import SegmentContents, scan_segment
 from kvterrace.io.fake import FakeDevice, FakeFile
@@ -66,6 +67,14 @@ class Library:
             self.box.store.close(1000.0)
         self.box.devices = [self._device(number) for number in range(len(self.media))]
         self.box.store = self.box._open()
+
+    def seal(self) -> None:
+        """Have the writer seal the open segment of the first drive."""
+        self.box.writer.seal_open()
+        self.box.step()
+        self.box.rest()
+        states = {segment.state for segment in self.box.store._core.ledger.spaces[0].segments.values()}
+        assert states == {SegmentState.SEALED}
 
     def settle(self, reader: Store, *, look: bool = True) -> None:
         """Have the reader look at the drives, if it is to, and enter all that it found."""
