@@ -144,9 +144,9 @@ class ReadersMachine(RuleBasedStateMachine):
         before = {path: content.changes for medium in self.library.media for path, content in medium.names.items()}
         blocks = contents(chain)
         transfer = self.readers[which].put(chain, blocks)
-        self.readers[which].wait(transfer, 50.0)
-        assert transfer.done
         assert self.readers[which].flush(50.0)
+        assert transfer.done, "a flush does not wait for the puts under way"
+        self.readers[which].wait(transfer, 0.0)
         after = {path: content.changes for medium in self.library.media for path, content in medium.names.items()}
         assert after == before, "a reader's put has reached the drive"
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.crash.kit import MiB, all_hits, chain_of, checked, hits, opened, put, segments, stored, until
+from tests.crash.kit import LAYOUT, MiB, all_hits, chain_of, checked, hits, opened, put, segments, stored, until
 from tests.harness import SMALL, kinds
 from tests.harness import chain_of as chain_by_path
 from tests.shared import Library, below
@@ -24,6 +24,7 @@ from kvterrace import (
     FormatVersionError,
     Hit,
     Miss,
+    Namespace,
     NotAStoreError,
     Store,
     StoreUnusableError,
@@ -88,6 +89,7 @@ def test_nothing_on_the_drive_is_changed_or_opened_for_writing(tmp_path: Path, m
     for number in (1, 2):
         all_hits(store, chain_of(number, 6))
     stored(store, chain_of(3, 6))
+    stored(store, chain_of(3, 6, Namespace(model="one that the store does not know", layout=LAYOUT)))
     store.invalidate(chain_of(1, 6), start=3)
     with store.pin(chain_of(2, 6)):
         time.sleep(LOOK_S + 0.3)

@@ -90,6 +90,7 @@ class Grafts:
         self._dead: OrderedDict[bytes, int] = OrderedDict()
         self._waiting: OrderedDict[bytes, list[Row]] = OrderedDict()  # by parent, oldest first
         self._waiting_rows = 0
+        self._spare: OrderedDict[bytes, Row] = OrderedDict()  # second copies, oldest first
         #: What could not be entered for the use that is made of it at this moment.
         self.later: list[Row] = []
 
@@ -117,12 +118,16 @@ class Grafts:
                 self._ledger.revoke(block)
 
     def vanish(self, segment: Segment, most: int, now_s: float) -> int:
-        """The file of `segment` is gone: give up at most `most` of its copies, but none that is pinned. How many."""
+        """The file of `segment` is gone: give up at most `most` of its copies, but none that is pinned; how many that
+        were. Where another copy is known, that counts now.
+        """
         table = self._ledger.table
         ids = segment.live_ids(table)
         # a read that is held back has its place in the file: it is waited for
         ids = ids[(table.pins[ids] == 0) & (table.state[ids] != DramState.READING)][:most]
+        keys = [bytes(key) for key in table.key[ids]] if self._spare else []
         self._ledger.vanish(ids, now_s)
+        self.enter([self._spare.pop(key) for key in keys if key in self._spare], now_s)
         return len(ids)
 
     def leave(self, number: int) -> None:
@@ -204,16 +209,26 @@ class Grafts:
         return known == row.geometry
 
     def _take(self, block: int, row: Row) -> None:
-        """A copy of a known block: it counts if it is not older than the one that the index has."""
-        table, run = self._ledger.table, self._ledger.run_of(block)
-        if run.namespace != self._core.numbers[row.namespace]:
+        """A copy of a known block. It counts if it is newer than the one that the index has. Of equal ones, one was
+        carried over from the other's segment, which goes soon: in one volume the later is the one to keep; of two
+        volumes nobody knows, so both are kept in mind.
+        """
+        ledger, table = self._ledger, self._ledger.table
+        segment = int(table.segment[block])
+        if ledger.run_of(block).namespace != self._core.numbers[row.namespace]:
             return
-        if table.state[block] == DramState.FILLING or block in self._ledger.doomed_blocks:
+        if table.state[block] == DramState.FILLING or block in ledger.doomed_blocks:
             self.later.append(row)
-        elif table.segment[block] == NOWHERE or (
-            table.put_seq[block] <= row.put_seq and (table.segment[block], table.page[block]) != (row.segment, row.page)
-        ):
-            self._ledger.found([(block, row.segment, row.page, row.put_seq)])
+            return
+        newer = segment == NOWHERE or table.put_seq[block] < row.put_seq
+        if not newer and table.put_seq[block] == row.put_seq and segment != row.segment:
+            newer = segment < row.segment and ledger.space_of(segment) is ledger.space_of(row.segment)
+            if not newer:
+                self._spare[row.key] = row
+                if len(self._spare) > MOST_WAITING:
+                    self._spare.popitem(last=False)
+        if newer:
+            ledger.found([(block, row.segment, row.page, row.put_seq)])
 
     def _plant(self, parent: int | None, stretch: list[Row], now_s: float) -> list[int] | None:
         first, ledger = stretch[0], self._ledger
