@@ -30,6 +30,7 @@ from kvterrace import (
     StoreUnusableError,
     open_store,
 )
+from kvterrace.engine import prefetching
 from kvterrace.engine.following import LOOK_S
 from kvterrace.format.checksum import crc32c
 from kvterrace.io.descriptors import Descriptors
@@ -405,6 +406,32 @@ def test_what_is_pinned_outlives_its_file_and_its_bytes_come_back_then(library: 
     library.settle(reader)
     assert medium._contents == set(medium.names.values())
     assert len(reader._core.ledger.spaces[0].segments) == sum(path.suffix == ".seg" for path in medium.names)
+
+
+def test_a_prefetch_that_waits_its_turn_is_read_from_the_removed_file(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefetching, "_AT_ONCE_NBYTES", 1)  # one record at a time
+    chain = chain_by_path(SMALL, [1] * 11)
+    library.box.put_now(chain)
+    library.box.store.flush(100.0)
+    reader, medium = library.open_reader(dram_blocks=16), library.media[0]
+    transfer = reader.prefetch(chain)
+    paths = list(medium.names)
+    assert len(paths) == 2, "one that is being read, and one that is not yet"
+    for path in paths:
+        medium.unlink(path)
+    library.box.clock.advance(1.01)
+    follower = reader._mover.follower
+    assert follower is not None
+    for _ in range(4):
+        reader.poll()
+    assert len(follower._each[0].gone) == 2 and not transfer.done, "they were to be found gone while reads wait"
+    reader.wait(transfer, 10.0)
+    assert kinds(transfer.outcomes) == ["Hit"] * 11
+    library.settle(reader)
+    assert not reader._core.ledger.spaces[0].segments and not follower._each[0].gone
+    assert kinds(library.get(reader, chain)) == ["Hit"] * 11, "what has arrived in DRAM is still there"
 
 
 def test_a_name_that_is_used_again_is_another_segment(library: Library) -> None:
