@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from typing import Any
 
+from tests.crash.kit import MiB, chain_of, opened, stored
 from tests.harness import SMALL_NBYTES, Box, Get
 
 from kvterrace.engine.space import SegmentState
@@ -11,6 +14,7 @@ from kvterrace.format.record import RecordKind
 from kvterrace.format.recovery import SegmentContents, scan_segment
 from kvterrace.io.fake import FakeDevice, FakeFile
 from kvterrace.keys import KeyChain
+from kvterrace.opening import open_store
 from kvterrace.store import Store
 from kvterrace.testing.invariants import check_invariants
 from kvterrace.tiers.directory import StoreDirectory
@@ -136,3 +140,30 @@ def below(reader: Store) -> set[bytes]:
     """Keys of the blocks of which a reader knows a copy on a drive."""
     table = reader._core.ledger.table
     return {bytes(table.key[block]) for block in range(table.capacity) if table.segment[block] >= 0}
+
+
+def reader_of(path: Path | list[Path], **options: Any) -> Store:
+    return open_store(path, **{"dram_bytes": MiB, "read_only": True, **options})
+
+
+def everything(path: Path) -> dict[str, tuple[int, ...]]:
+    """Names, modes, sizes, inodes, times and owners of all below `path`."""
+    found: dict[str, tuple[int, ...]] = {}
+    for each in [path, *sorted(path.rglob("*"))]:
+        info = each.lstat()
+        found[str(each)] = (info.st_mode, info.st_size, info.st_ino, info.st_mtime_ns, info.st_ctime_ns, info.st_nlink)
+    return found
+
+
+def a_store(path: Path) -> None:
+    """A closed store of two chains, and what a crash leaves of a third: a segment without a footer."""
+    with opened(path) as store:
+        stored(store, chain_of(1, 6))
+        store.flush()
+    with opened(path) as store:
+        stored(store, chain_of(2, 6))
+        store.flush()
+        copy = path / "copy"
+        shutil.copytree(path / "partitions", copy)  # its open segment, as it was before it was sealed
+    shutil.rmtree(path / "partitions")
+    copy.rename(path / "partitions")

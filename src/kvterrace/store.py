@@ -270,7 +270,8 @@ class Store:
         blocks back. It does not reach blocks on the SSD that earlier damage has cut off from their chain, and that the
         index does not know: a restart may find those again once the blocks before them were put again.
 
-        What is being read at this moment is given up when that has ended; it is no longer found from now on.
+        What is being read at this moment is given up when that has ended; it is no longer found from now on. In a store
+        that is read only, all this holds for this process alone, and until the block is written anew.
         """
         with self._entered():
             self._mover.invalidate(chain, start)
@@ -280,7 +281,8 @@ class Store:
     def flush(self, timeout_s: float | None = None) -> bool:
         """Write every block that has no copy on the SSD, and make what was written durable. Blocks.
 
-        Returns whether all of it was written; False after `timeout_s`, or while the drive takes no writes.
+        Returns whether all of it was written; False after `timeout_s`, or while the drive takes no writes. A store that
+        is read only owes nothing: True once the puts under way have ended.
         """
         with self._entered():
             pass

@@ -230,7 +230,7 @@ class Follower:
     def _enter(self, one: _Followed, everything: list[Learnt]) -> None:
         space = one.volume.space
         dead: list[tuple[bytes, int]] = []
-        rows: list[Row] = []
+        news: list[tuple[SegmentContents, int]] = []
         for learnt in everything:
             if learnt.was is None and space.used_up:
                 one.files.engine.close_file(learnt.file)  # until the store is opened anew: see ADR 0006
@@ -238,18 +238,22 @@ class Follower:
             number = self._enter_segment(one, learnt)
             if learnt.contents is not None:
                 dead += _dead(learnt.contents)
-                rows += rows_of(learnt.contents, number)
+                news.append((learnt.contents, number))
         space.cap_nbytes = space.file_nbytes
-        self._newest = max(self._newest, *(row.put_seq for row in rows), *(put_seq for _, put_seq in dead), 0)
+        self._newest = max([self._newest, *(int(one.entries["put_seq"].max(initial=0)) for one, _ in news)])
         self._grafts.remember_dead(dead)
         for at in range(0, len(dead), _SLICE):
             self._work.append(partial(self._grafts.bury, dead[at : at + _SLICE]))
-        for at in range(0, len(rows), _SLICE):
-            self._work.append(partial(self._grafts.enter, rows[at : at + _SLICE]))
+        for contents, number in news:
+            for at in range(0, len(contents.entries), _SLICE):
+                self._work.append(partial(self._enter_slice, contents, number, at))
         put_seq = self._core.ledger.next_put_seq
-        if rows or self._grafts.later or put_seq != self._put_seq:
+        if news or self._grafts.later or put_seq != self._put_seq:
             self._put_seq = put_seq
             self._work.append(self._grafts.again)
+
+    def _enter_slice(self, contents: SegmentContents, number: int, start: int, now_s: float) -> None:
+        self._grafts.enter(rows_of(contents, number, start, start + _SLICE), now_s)
 
     def _is_stale(self, one: _Followed) -> bool:
         """Whether the drive of this volume is none of the store's any more (I14)."""

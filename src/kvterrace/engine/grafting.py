@@ -45,9 +45,10 @@ class Row(NamedTuple):
     segment: int
 
 
-def rows_of(contents: SegmentContents, number: int) -> list[Row]:
-    """The blocks of a segment, tombstones left out."""
-    table = contents.entries[contents.entries["kind"] == RecordKind.BLOCK]
+def rows_of(contents: SegmentContents, number: int, start: int = 0, stop: int | None = None) -> list[Row]:
+    """The blocks among entries `start..stop` of a segment, tombstones left out."""
+    table = contents.entries[start:stop]
+    table = table[table["kind"] == RecordKind.BLOCK]
     sizes: dict[tuple[int, int], Geometry] = {}
     keys, parents, sequences = (table[name].tobytes() for name in ("key", "parent", "sequence"))
     numbers = ("put_seq", "offset", "depth", "namespace", "epoch", "header_nbytes", "payload_nbytes")

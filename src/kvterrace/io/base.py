@@ -113,7 +113,7 @@ class FileInfo:
     """One directory entry: `name`, `nbytes` (apparent size), `allocated_nbytes` (what it takes of the drive).
 
     `mark` is another number once the name stands for another file, or the file was changed; two changes within one tick
-    of the file system's clock may be told as one.
+    of the file system's clock may be told as one. 0: this engine cannot tell.
     """
 
     name: str

@@ -117,7 +117,7 @@ class SharedFiles(SegmentFiles):
             listed = [info for info in self.engine.list(self.folder) if segment_number(info.name) is not None]
             for info in listed:
                 was = known.get(info.name)
-                if was is None or not was.sealed or was.mark != info.mark:
+                if was is None or not was.sealed or was.mark != info.mark or not info.mark:
                     self._read(look, info, was, first=first)
             look.gone += sorted(known.keys() - {info.name for info in listed})
         except (OSError, KVTerraceError) as error:
