@@ -17,6 +17,7 @@ from kvterrace.shutdown import flush_at_exit
 from kvterrace.store import Store
 from kvterrace.tiers.directory import StoreDirectory
 from kvterrace.tiers.drives import open_drives
+from kvterrace.tiers.viewing import view_drives
 
 __all__ = ["open_store"]
 
@@ -30,8 +31,15 @@ def open_store(
     write_behind_s: float = 2.0,
     busy_after_s: float = 5.0,
     sigterm_flush: bool = True,
+    read_only: bool = False,
 ) -> Store:
     """Open a store, making it if `path` is missing or empty. Blocks while it reads the index and prefaults DRAM.
+
+    With `read_only`, any number of processes share what one process writes, while it writes and after. They take no
+    lock and change nothing on the drive. What the writer has written is found within about a second; what it has given
+    up for room is a `Miss`. Its invalidations come the same way, so not at once; those of a reader concern its own
+    process alone, and only until the block is written anew. What a reader puts stays in its own DRAM, is never written,
+    and goes when that room is wanted; its `flush` owes the drive nothing: True once the puts under way have ended.
 
     Args:
         path: folder of the store; None for a ladder of DRAM alone. Several drives: a folder on each, in any order. Long
@@ -47,6 +55,8 @@ def open_store(
         busy_after_s: how long a block waits for room before it is answered `Busy`.
         sigterm_flush: flush on SIGTERM where the process has no handler of its own; the process then ends at once with
             status 143 (`os._exit`: nothing else that waits for its end is run).
+        read_only: read what another process writes; the store, and the partition, must exist. `path` names exactly the
+            drives that the writer has. `ssd_bytes`, `write_behind_s` and `sigterm_flush` mean nothing then.
 
     Raises:
         ConfigError: an argument that cannot work.
@@ -58,7 +68,9 @@ def open_store(
     ssd_nbytes = parse_nbytes(ssd_bytes, "ssd_bytes")
     if dram_nbytes < PAGE_NBYTES:
         raise ConfigError(f"dram_bytes: {dram_nbytes} B is too small; give at least a few blocks' worth, e.g. 1GiB")
-    if ssd_nbytes < MIN_CAP_NBYTES * len(paths):
+    if read_only and not paths:
+        raise ConfigError("read_only: there is nothing to read without a path; give the folder of the store")
+    if ssd_nbytes < MIN_CAP_NBYTES * len(paths) and not read_only:
         raise ConfigError(
             f"ssd_bytes: {ssd_nbytes} B is too small for {len(paths)} drive(s); give at least {MIN_CAP_NBYTES} B for "
             "each, or path=None for DRAM alone"
@@ -67,7 +79,9 @@ def open_store(
     directories: list[StoreDirectory] = []
     engines: list[PosixEngine] = []
     try:
-        if paths:
+        if read_only:
+            directories = view_drives(paths, partition)
+        elif paths:
             directories = open_drives(paths, partition, created_unix_s=clock.unix_s())
         names = [f"posix{number}" for number in range(len(directories))] if len(directories) > 1 else ["posix"]
         for name in names:  # one by one: what was made is closed if the next cannot be
@@ -81,6 +95,7 @@ def open_store(
             clock=clock,
             writes=WritePolicy(after_s=write_behind_s),
             busy_after_s=busy_after_s,
+            read_only=read_only,
         )
     except BaseException:
         for engine in engines:
@@ -88,7 +103,7 @@ def open_store(
         for directory in directories:
             directory.close()
         raise
-    flush_at_exit(store, on_sigterm=sigterm_flush)
+    flush_at_exit(store, on_sigterm=sigterm_flush and not read_only)
     return store
 
 

@@ -20,10 +20,12 @@ from kvterrace.engine.core import Core
 from kvterrace.engine.counters import StoreStats
 from kvterrace.engine.dirty import WritePolicy
 from kvterrace.engine.driver import Driver
+from kvterrace.engine.following import Follower, shared_volumes
 from kvterrace.engine.ledger import Ledger
 from kvterrace.engine.mending import missing_tombstones
 from kvterrace.engine.mover import Mover
 from kvterrace.engine.rebuild import rebuild
+from kvterrace.engine.shared_ledger import SharedLedger
 from kvterrace.engine.space import segment_nbytes_for
 from kvterrace.engine.transfers import Transfer, TransferKind
 from kvterrace.engine.volume import make_volumes
@@ -64,6 +66,7 @@ class Store:
         busy_after_s: float = 5.0,
         segment_nbytes: int | None = None,
         background: bool = True,
+        read_only: bool = False,
     ) -> None:
         """For tests and embedders; see `open_store`. Takes over directories and engines.
 
@@ -75,6 +78,8 @@ class Store:
             segment_nbytes: size of new segments; None: 64 MiB, or a sixteenth of the capacity if that is less.
             background: drive the store by a thread of its own; otherwise `poll`, `wait` and `flush` drive it, on the
                 caller's.
+            read_only: follow the process that writes the partition; `directory` and `more` are from
+                `StoreDirectory.view`, and `ssd_nbytes` and `segment_nbytes` mean nothing.
         """
         self._clock = clock
         drives = [*([] if directory is None else [(directory, engine)]), *more]
@@ -88,17 +93,33 @@ class Store:
         cap_nbytes = ssd_nbytes // max(1, len(drives))
         if segment_nbytes is None:
             segment_nbytes = segment_nbytes_for(cap_nbytes)
+        if read_only:
+            self._begin(self._follow(dram_nbytes, busy_after_s), background=background)
+            return
         volumes = make_volumes(drives, cap_nbytes, segment_nbytes // PAGE_NBYTES * PAGE_NBYTES, clock)
         ledger = Ledger(dram_nbytes, [volume.space for volume in volumes], writes=writes)
         self._core = core = Core(ledger, Arena(dram_nbytes), engine, volumes, clock)
         found = [volume.recover() for volume in volumes]
         if volumes:
             rebuild(core, [segment for segments in found for segment in segments], clock.monotonic_s())
-        self._mover = Mover(core, busy_after_s=busy_after_s)
-        if self._mover.writers is not None and len(volumes) > 1:
-            self._mover.writers.mend(missing_tombstones(core, found))
-        self._mover.pump()
-        self._driver = Driver(self._mover)
+        mover = Mover(core, busy_after_s=busy_after_s)
+        if mover.writers is not None and len(volumes) > 1:
+            mover.writers.mend(missing_tombstones(core, found))
+        self._begin(mover, background=background)
+
+    def _follow(self, dram_nbytes: int, busy_after_s: float) -> Mover:
+        """The mover of a partition that another process writes."""
+        volumes = shared_volumes(self._drives, self._clock)
+        ledger = SharedLedger(dram_nbytes, [volume.space for volume in volumes])
+        self._core = Core(ledger, Arena(dram_nbytes), self._engine, volumes, self._clock)
+        follower = Follower(self._core, ledger, [directory for directory, _ in self._drives])
+        follower.open()
+        return Mover(self._core, busy_after_s=busy_after_s, follower=follower)
+
+    def _begin(self, mover: Mover, *, background: bool) -> None:
+        self._mover = mover
+        mover.pump()
+        self._driver = Driver(mover)
         if background:
             self._driver.start("kvterrace-mover")
 
@@ -248,7 +269,8 @@ class Store:
         nothing as live that hangs on what was invalidated later than it was put. What it does not survive is damage to
         its own record on the drive.
 
-        What is being read at this moment is given up when that has ended; it is no longer found from now on.
+        What is being read at this moment is given up when that has ended; it is no longer found from now on. In a store
+        that is read only, all this holds for this process alone, and until the block is written anew.
         """
         with self._entered():
             self._mover.invalidate(chain, start)
@@ -260,7 +282,8 @@ class Store:
 
         Returns whether all of it was written; False after `timeout_s`, or while the drive takes no writes. Of several
         drives: while none does, or one does not that must learn of an invalidation. A block that has gone wrong on
-        every drive too often is not written any more, and is not waited for.
+        every drive too often is not written any more, and is not waited for. A store that is read only owes nothing:
+        True once the puts under way have ended.
         """
         with self._entered():
             pass

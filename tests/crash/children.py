@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
 import signal
 import sys
 import threading
@@ -11,9 +12,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.crash.kit import MiB, chain_of, opened, put, stored
+from tests.crash.kit import MiB, chain_of, checked, opened, put, stored
 
-from kvterrace import KVTerraceError
+from kvterrace import Hit, KVTerraceError, Miss, open_store
 
 
 def say(*words: object) -> None:
@@ -195,9 +196,82 @@ def grow(path: str) -> None:
     die()
 
 
+def churn(path: str, cap: str, first: str, note: str) -> None:
+    """Put, flush and invalidate for ever; keep in the file `note` which conversation is the newest."""
+    kv = opened(drives(path), ssd_bytes=int(cap), write_behind_s=0.01)
+    mark = os.open(note, os.O_RDWR | os.O_CREAT)
+    for number in itertools.count(int(first)):
+        stored(kv, chain_of(0, 4))  # a prefix that stays warm, and is carried over again and again
+        stored(kv, chain_of(number, 1 + number % 7))
+        os.pwrite(mark, number.to_bytes(8, "little"), 0)
+        if number % 5 == 0:
+            kv.invalidate(chain_of(number - 3, 7), start=1)
+        if number % 3 == 0:
+            kv.flush()
+
+
+def reads(path: str, note: str, seed: str) -> None:
+    """Read what `churn` writes until told to end, every hit byte by byte; then say what was found and what is held."""
+    kv = open_store(drives(path), dram_bytes=MiB, read_only=True)
+    say("open")
+    rng = random.Random(int(seed))
+    mark = os.open(note, os.O_RDONLY)
+    told = threading.Event()
+
+    def listen() -> None:
+        sys.stdin.readline()
+        told.set()
+
+    threading.Thread(target=listen, daemon=True).start()
+    held = []
+    while not told.is_set():
+        newest = int.from_bytes(os.pread(mark, 8, 0), "little")
+        number = rng.choice([0, newest - rng.randrange(60)])
+        chain = chain_of(max(0, number), 4 if number <= 0 else 1 + number % 7)
+        outcomes = checked(kv, chain)
+        time.sleep(0.002)  # the writer is to get on
+        assert all(isinstance(one, Hit | Miss) for one in outcomes), outcomes
+        if rng.random() < 0.02:
+            held.append(kv.pin(chain))
+            for pin in held[:-3]:
+                pin.release()
+            del held[:-3]
+    for pin in held:
+        pin.release()
+    stats = kv.stats()
+    say(
+        "hits",
+        stats.get_ssd_blocks + stats.get_dram_blocks,
+        "ssd",
+        stats.get_ssd_blocks,
+        "warm",
+        kv.match(chain_of(0, 4)).blocks,
+    )
+    sys.stdin.readline()
+    links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    deleted = sum("(deleted)" in str(link.readlink()) for link in links if link.is_symlink())
+    say("deleted", deleted)
+    say("closed", kv.close())
+
+
 ALL: dict[str, Callable[..., None]] = {
     one.__name__: one
-    for one in (store, fill, corrupt_me, loop, invalidates, reopen, sigterm, sigterm_in_put, exits, locked, forks, grow)
+    for one in (
+        store,
+        fill,
+        corrupt_me,
+        loop,
+        invalidates,
+        reopen,
+        sigterm,
+        sigterm_in_put,
+        exits,
+        locked,
+        forks,
+        grow,
+        churn,
+        reads,
+    )
 }
 
 if __name__ == "__main__":

@@ -23,6 +23,22 @@ class TestDramAlone(LadderConformance):
         return open_store(None, dram_bytes=self.DRAM_NBYTES, busy_after_s=0.5, sigterm_flush=False)
 
 
+class TestReaderOfAnEmptyStore(LadderConformance):
+    """What a reader keeps in its own DRAM."""
+
+    def setup_method(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="kvterrace-")
+        open_store(self._folder.name, dram_bytes=self.DRAM_NBYTES, sigterm_flush=False).close()
+        super().setup_method()
+
+    def teardown_method(self) -> None:
+        super().teardown_method()
+        self._folder.cleanup()
+
+    def open_ladder(self) -> Store:
+        return open_store(self._folder.name, dram_bytes=self.DRAM_NBYTES, busy_after_s=0.5, read_only=True)
+
+
 class OnDrive(LadderConformance):
     """Shared by the ladders with an SSD tier."""
 

@@ -92,4 +92,5 @@ class Driver:
         with self.lock:
             self._mover.handle(results)
             self._mover.pump()
+            self._mover.follow()
             self.lock.notify_all()

@@ -17,10 +17,11 @@ _log = logging.getLogger(__name__)
 def flush(mover: Mover, driver: Driver, timeout_s: float | None) -> bool:
     """Write all that has no copy on the SSD by now and make it durable; whether that was done within `timeout_s`.
 
-    What is put while it runs does not hold it up.
+    What is put while it runs does not hold it up. Who only reads the partition owes it nothing: there, the puts under
+    way are waited for.
     """
     core, writers = mover.core, mover.writers
-    if writers is None:
+    if writers is None and mover.follower is None:
         return False
     limit_s = None if timeout_s is None else core.clock.monotonic_s() + timeout_s
 
@@ -29,8 +30,11 @@ def flush(mover: Mover, driver: Driver, timeout_s: float | None) -> bool:
 
     with driver.lock:
         puts = [one for one in mover.active if one.kind is TransferKind.PUT]
-        writers.flushing += 1
+        if writers is not None:
+            writers.flushing += 1
         mover.pump()
+    if writers is None:
+        return driver.wait_for(lambda: all(one.done for one in puts), left_s())
     try:
         if not driver.wait_for(lambda: all(one.done for one in puts), left_s()):
             return False
@@ -89,6 +93,10 @@ def settle(mover: Mover, driver: Driver, timeout_s: float) -> tuple[bool, list[I
             mover.pump()
         fine &= driver.wait_for(lambda: writers.idle, left_s())
         fine &= _sync(mover, driver, left_s()) and not writers.owes(core.ledger.next_put_seq)
+    if (follower := mover.follower) is not None:
+        with driver.lock:
+            follower.close()
+        fine &= driver.wait_for(lambda: follower.idle, left_s())
     driver.stop(left_s())
     with driver.lock:
         for volume in core.volumes:

@@ -50,7 +50,7 @@ class ReadGate:
         """A read that was admitted has ended."""
         ticket = self._under_way.pop(result.request)
         self._progress_s = self._clock.monotonic_s()
-        if isinstance(result.error, FileNotFoundError):
+        if isinstance(result.error, FileNotFoundError):  # somebody has removed it: the drive is none the worse
             self.breaker.unused(ticket)
         elif result.error is not None:
             self.breaker.failed(ticket, fault_of(result.error), str(result.error))

@@ -89,6 +89,16 @@ class GivingUp:
         known = sum(count for _, count in steps)
         return keys + [chain.key(index) for index in range(max(start, known), len(chain))]
 
+    def revoke(self, block: int) -> None:
+        """Give up every copy of a block, and of no other; one in use or pinned as soon as it is let go."""
+        if self._table.users[block] or self._table.pins[block]:
+            self.doomed.add(block)
+            return
+        run = self._run_of(block)
+        self._drop_copies(np.array([block], np.int32), self._slot_nbytes[run.namespace])
+        self._dirty.settle(run)
+        self._prune(run)
+
     def forget(self, block: int) -> None:
         """Drop a block and all that hangs on it, except what is in use or pinned."""
         run = self._run_of(block)

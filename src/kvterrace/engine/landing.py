@@ -12,15 +12,15 @@ from kvterrace.engine.transfers import Transfer
 from kvterrace.engine.volume import Volume
 from kvterrace.format.record import BadRecord, StaleRecord, check_identity, decode_header, verify_parts
 from kvterrace.io.base import IoResult
-from kvterrace.types import Corrupt, DeviceFailed, GetOutcome, Hit, Stale, Tier
+from kvterrace.types import Corrupt, DeviceFailed, GetOutcome, Hit, Miss, Stale, Tier
 
 __all__ = [
     "Copy",
     "Landing",
     "Want",
-    "device_failed",
     "finish_read",
     "is_missing",
+    "not_read",
     "scatter_all",
     "verify",
     "wanted_nbytes",
@@ -55,6 +55,9 @@ class Landing:
     put_seq: int
     geometry: Geometry
     parts: range | None = None
+    growing: bool = (
+        False  # another process still writes the segment: wrong bytes there are no damage, but not there yet
+    )
     outcome: GetOutcome | None = None
     fault: DeviceFailed | None = None  # of the caller's buffer: the block itself is fine
     missing: bool = False  # the file ended before the record did, or was not there
@@ -108,14 +111,16 @@ def finish_read(group: list[Landing], result: IoResult) -> None:
     for one in group:
         end += one.memory.nbytes
         if result.error is not None or end > result.nbytes:
-            one.outcome = device_failed(one.where, result)
+            one.outcome = not_read(one.where, result)
             one.missing = is_missing(result)
             continue
         verify(one, one.memory[one.geometry.header_nbytes :], 0)
 
 
-def device_failed(where: str, result: IoResult) -> DeviceFailed:
-    """The outcome of a block whose read ended in an error, or short."""
+def not_read(where: str, result: IoResult) -> DeviceFailed | Miss:
+    """The outcome of a block whose read ended in an error, or short. Miss: its file is gone."""
+    if isinstance(result.error, FileNotFoundError):
+        return Miss()
     reason = (
         str(result.error) if result.error is not None else f"short read: {result.nbytes} of {result.wanted_nbytes} B"
     )
@@ -147,7 +152,9 @@ def verify(one: Landing, payload: Bytes, base: int) -> None:
             nonce=one.nonce,
             offset=one.offset,
         ) or verify_parts(header, payload, one.parts, base=base)
-    if isinstance(fault, StaleRecord):
+    if fault is not None and one.growing:
+        one.outcome = Miss()
+    elif isinstance(fault, StaleRecord):
         one.outcome = Stale(one.where, fault.reason)
     elif isinstance(fault, BadRecord):
         one.outcome = Corrupt(one.where, fault.reason)

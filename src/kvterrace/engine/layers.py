@@ -7,7 +7,7 @@ from typing import Protocol
 
 from kvterrace.buffers import Bytes
 from kvterrace.engine.core import Core
-from kvterrace.engine.landing import Landing, Want, device_failed, is_missing, verify
+from kvterrace.engine.landing import Landing, Want, is_missing, not_read, verify
 from kvterrace.engine.outbox import Outbox
 from kvterrace.engine.volume import Volume
 from kvterrace.format.record import PAGE_NBYTES
@@ -38,7 +38,7 @@ class LayerReads:
         Args:
             landing: makes the landing of a want.
             stopped: the outcome of a read that the gate did not let through.
-            discard: gives up the copy that a landing was to bring.
+            discard: gives up the copy that a landing was to bring, and says so.
             answer: ends a want.
         """
         self._core = core
@@ -79,7 +79,7 @@ class LayerReads:
         def finish(_: IoResult) -> None:
             failed = [result for result in results if not result.complete]
             if failed:
-                landing.outcome = device_failed(landing.where, failed[0])
+                landing.outcome = not_read(landing.where, failed[0])
                 landing.missing = is_missing(failed[0])
             elif any(result.request.kind is not IoKind.READ for result in results):
                 landing.outcome = self._stopped(volume)

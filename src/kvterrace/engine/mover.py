@@ -9,6 +9,7 @@ from typing import Any
 
 from kvterrace.engine.core import Core
 from kvterrace.engine.filler import Filler
+from kvterrace.engine.following import Follower
 from kvterrace.engine.reader import Reader
 from kvterrace.engine.space import SegmentState
 from kvterrace.engine.transfers import Transfer, TransferKind
@@ -62,12 +63,14 @@ class _Progress:
 class Mover:
     """All of it runs under the store's lock, except what requests do on the engine's threads."""
 
-    def __init__(self, core: Core, *, busy_after_s: float) -> None:
+    def __init__(self, core: Core, *, busy_after_s: float, follower: Follower | None = None) -> None:
+        """`follower`: of a partition that another process writes, and this one never."""
         self.core = core
+        self.follower = follower
         self.fault: str | None = None
         self._reader = Reader(core, busy_after_s)
         self._filler = Filler(core, busy_after_s)
-        self.writers = Writers(core, self._reader) if core.volumes else None
+        self.writers = Writers(core, self._reader) if core.volumes and follower is None else None
         self._active: dict[Transfer, _Progress] = {}  # in the order they came
         self.finished: list[Transfer] = []
 
@@ -113,6 +116,15 @@ class Mover:
         except Exception as error:  # noqa: BLE001 - as above
             self.fail(error)
 
+    def follow(self) -> None:
+        """Take in a little of what the partition's writer has done. For the driver: no caller is to wait for it."""
+        if self.follower is None or self.fault is not None:
+            return
+        try:
+            self.follower.pump(self.core.clock.monotonic_s())
+        except Exception as error:  # noqa: BLE001 - as above
+            self.fail(error)
+
     def abandon(self) -> list[Transfer]:
         """Settle what is not done (the store is closing); returns it. Memory of callers is not touched after that."""
         left = list(self._active)
@@ -131,6 +143,8 @@ class Mover:
         if start < len(chain):
             self._filler.invalidate(chain, start)
         keys = self.core.ledger.invalidate(chain, start)
+        if self.follower is not None:
+            self.follower.forget(keys)
         if self.writers is not None and keys:
             self.writers.bury(chain.namespace.digest, keys)
             self.pump()
@@ -146,6 +160,8 @@ class Mover:
             due.append(0.02)
         elif self.writers is not None and self.writers.pending:
             due.append(0.1)
+        if self.follower is not None:
+            due.append(self.follower.timeout_s(now_s))
         return max(0.0, min([*due, 1.0]))
 
     def _expire(self, now_s: float) -> None:

@@ -21,7 +21,7 @@ from kvterrace.engine.landing import Copy, Landing, Want, finish_read, scatter_a
 from kvterrace.engine.layers import LayerReads
 from kvterrace.engine.outbox import Outbox
 from kvterrace.engine.prefetching import HeldBack
-from kvterrace.engine.space import Segment
+from kvterrace.engine.space import Segment, SegmentState
 from kvterrace.engine.transfers import Transfer, TransferKind
 from kvterrace.engine.volume import Volume
 from kvterrace.format.record import PAGE_NBYTES
@@ -57,7 +57,11 @@ class Reader:
         #: By volume: told of a segment whose file a read says is gone or cut, and of that read.
         self.suspects: dict[int, Callable[[Segment, Landing], None]] = {}
         self._layers = LayerReads(
-            core, landing=self._landing, stopped=_stopped, discard=self._discard, answer=self._answer
+            core,
+            landing=self._landing,
+            stopped=_stopped,
+            discard=self._discard,
+            answer=self._answer,
         )
 
     @property
@@ -260,13 +264,14 @@ class Reader:
         core, table = self._core, self._core.ledger.table
         number, offset = int(table.segment[want.block]), int(table.page[want.block]) * PAGE_NBYTES
         volume = core.volume_of(number)
+        segment = volume.space.segments[number]
         entry = core.entry_of(want.block)
         memory[:PAGE_NBYTES] = 0  # a completion that moved nothing must not find an old header here
         return Landing(
             want,
             memory,
             volume,
-            volume.space.segments[number],
+            segment,
             volume.files.where(number, offset),
             offset,
             volume.files.nonce(number),
@@ -276,6 +281,7 @@ class Reader:
             int(table.put_seq[want.block]),
             entry.geometry,
             parts,
+            segment.state is SegmentState.GROWING,
         )
 
     def _merge(self, landings: list[Landing], io_class: IoClass, outbox: Outbox) -> None:
@@ -372,7 +378,7 @@ class Reader:
         suspect = self.suspects.get(one.volume.number)
         if one.missing and suspect is not None:
             suspect(one.segment, one)
-        else:
+        elif not isinstance(outcome, Miss):
             self.condemn(one, getattr(outcome, "reason", str(outcome)))
         core.ledger.lost(
             one.want.block,

@@ -64,6 +64,8 @@ class SegmentState(enum.Enum):
     CREATING = "creating"
     #: Found without a footer at open; to be the open one again once what was found in it is durable.
     RESUMING = "resuming"
+    #: Of another process, which goes on appending to it.
+    GROWING = "growing"
     OPEN = "open"
     SEALING = "sealing"
     SEALED = "sealed"

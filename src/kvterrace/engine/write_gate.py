@@ -10,7 +10,7 @@ from kvterrace.engine.space import Segment
 from kvterrace.engine.volume import Volume
 from kvterrace.health.breaker import HANG_S, BreakerState, Fault, Side, Ticket, fault_of
 from kvterrace.io.base import IoClass, IoKind, IoRequest, IoResult
-from kvterrace.tiers.segments import new_page
+from kvterrace.tiers.segments import aligned_pages
 
 __all__ = ["WriteGate"]
 
@@ -169,7 +169,7 @@ class WriteGate:
         if number is None:
             return
         segment = self._space.segments[number]
-        request = IoRequest(IoKind.READ, IoClass.DEMAND, self._files.file(number), 0, [new_page()])
+        request = IoRequest(IoKind.READ, IoClass.DEMAND, self._files.file(number), 0, [aligned_pages()])
         if not self._reads.admit(request):
             return
         segment.readers += 1

@@ -51,6 +51,7 @@ __all__ = [
     "SegmentState",
     "last_choice",
     "live_entries",
+    "read_sealed",
     "scan_segment",
 ]
 
@@ -127,9 +128,21 @@ def scan_segment(
         NewerFormat: a newer kvterrace wrote it; leave it alone.
         DeviceFailed: the header page could not be read, though the file is long enough. Nothing is known about it.
     """
+    source = _Source(read, nbytes // PAGE_NBYTES * PAGE_NBYTES, max(piece_nbytes // PAGE_NBYTES, 1) * PAGE_NBYTES)
+    found = _read_index(source, nbytes)
+    return _scan_records(source, found, nbytes) if isinstance(found, SegmentHeader) else found
+
+
+def read_sealed(read: ReadAt, nbytes: int) -> SegmentContents | SegmentHeader | BadSegment | NewerFormat | DeviceFailed:
+    """As `scan_segment`, but of a segment without a footer to believe its header only: no record is looked for."""
+    return _read_index(_Source(read, nbytes // PAGE_NBYTES * PAGE_NBYTES, PAGE_NBYTES), nbytes)
+
+
+def _read_index(
+    source: _Source, nbytes: int
+) -> SegmentContents | SegmentHeader | BadSegment | NewerFormat | DeviceFailed:
     if nbytes < PAGE_NBYTES:
         return BadSegment(f"a file of {nbytes} B is shorter than a segment header")
-    source = _Source(read, nbytes // PAGE_NBYTES * PAGE_NBYTES, max(piece_nbytes // PAGE_NBYTES, 1) * PAGE_NBYTES)
     page = source.fetch(0, PAGE_NBYTES)
     if page.nbytes < PAGE_NBYTES:
         return DeviceFailed("segment@0", source.problems[-1] if source.problems else "short read")
@@ -139,7 +152,7 @@ def scan_segment(
     sealed = _read_footer(source, header, nbytes)
     if isinstance(sealed, BadFooter):
         source.note(sealed.reason)
-        return _scan_records(source, header, nbytes)
+        return header
     return sealed
 
 

@@ -110,11 +110,16 @@ class IoResult:
 
 @dataclass(frozen=True, slots=True)
 class FileInfo:
-    """One directory entry: `name`, `nbytes` (apparent size), `allocated_nbytes` (what it takes of the drive)."""
+    """One directory entry: `name`, `nbytes` (apparent size), `allocated_nbytes` (what it takes of the drive).
+
+    `mark` is another number once the name stands for another file, or the file was changed; two changes within one tick
+    of the file system's clock may be told as one. 0: this engine cannot tell.
+    """
 
     name: str
     nbytes: int
     allocated_nbytes: int = field(default=0)
+    mark: int = field(default=0)
 
 
 class IoEngine(Protocol):

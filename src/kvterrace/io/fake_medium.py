@@ -6,6 +6,7 @@ Not thread-safe: the `FakeDevice` that owns it takes care of that.
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -20,6 +21,9 @@ from kvterrace.buffers import Bytes
 from kvterrace.io.base import PAGE_NBYTES, FileInfo
 
 __all__ = ["Content", "FakeFile", "Medium", "Unsynced", "keep_randomly", "os_error"]
+
+
+_serials = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,7 @@ class Content:
         self.durable = current.copy()
         self.journal: deque[tuple[int, bytes | None]] = deque()  # (offset, data), or (new size, None)
         self.handles = 0
+        self.serial = next(_serials)
         self._synced = 0  # changes that have left the journal since the start
 
     @property
@@ -192,7 +197,9 @@ class Medium:
     def entries(self, folder: Path) -> list[FileInfo]:
         """Files in `folder`, sorted by name."""
         return [
-            FileInfo(path.name, content.current.nbytes, content.allocated_nbytes)
+            FileInfo(
+                path.name, content.current.nbytes, content.allocated_nbytes, content.serial << 32 | content.changes
+            )
             for path, content in sorted(self.names.items())
             if path.parent == folder
         ]

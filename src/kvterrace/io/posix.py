@@ -236,7 +236,8 @@ class PosixEngine:
                         info = entry.stat(follow_symlinks=False)
                         if stat.S_ISREG(info.st_mode):
                             # st_blocks counts 512 B units on Linux, whatever the file system's block size: stat(2).
-                            found.append(FileInfo(entry.name, info.st_size, info.st_blocks * 512))
+                            mark = info.st_ino << 64 | info.st_ctime_ns
+                            found.append(FileInfo(entry.name, info.st_size, info.st_blocks * 512, mark))
         except FileNotFoundError:
             return []
         return sorted(found, key=lambda info: info.name)

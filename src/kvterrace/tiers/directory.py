@@ -28,13 +28,13 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class StoreDirectory:
-    """The folder of one partition, locked for writing. Make it with `open`."""
+    """The folder of one partition: locked for writing (`open`), or for reading beside who writes it (`view`)."""
 
     def __init__(self, root: Path, partition: Path, store_uuid: bytes, lock_fd: int) -> None:
         self.root = root
         self.partition = partition
         self.store_uuid = store_uuid
-        self._lock_fd = lock_fd
+        self._lock_fd = lock_fd  # -1: for reading
         self._described: set[bytes] = set()
         _opened.add(self)
 
@@ -46,8 +46,7 @@ class StoreDirectory:
             ConfigError: the partition's name cannot be a folder name.
             NotAStoreError, FormatVersionError, StoreLockedError, StoreUnusableError: as they say; nothing was changed.
         """
-        if not _NAME.fullmatch(partition):
-            raise ConfigError(f"partition name {partition!r}: use letters, digits, '.', '_' and '-', at most 64")
+        _check_name(partition)
         try:
             store_uuid = _open_root(root, created_unix_s)
             folder = root / "partitions" / partition
@@ -61,10 +60,35 @@ class StoreDirectory:
                 f"cannot use {root} as a store: {error.strerror or error}; choose a folder that you can write to"
             ) from error
 
+    @classmethod
+    def view(cls, root: Path, partition: str) -> StoreDirectory:
+        """The partition for reading: not locked, nothing made, and `describe` is claimed by nobody. Blocks.
+
+        Raises:
+            ConfigError: the partition's name cannot be a folder name.
+            NotAStoreError: no store is there, or no such partition in it. FormatVersionError, StoreUnusableError.
+        """
+        _check_name(partition)
+        try:
+            marker = read_marker(root)
+            if marker is None:
+                raise NotAStoreError(f"{root} holds no store to read; open it for writing once, or give another folder")
+            folder = root / "partitions" / partition
+            if not folder.is_dir():
+                raise NotAStoreError(f"{root} has no partition {partition!r} to read; its writer makes it at open")
+            os.scandir(folder).close()
+        except OSError as error:
+            raise StoreUnusableError(
+                f"cannot read the store {root}: {error.strerror or error}; ask its owner for permission to read it"
+            ) from error
+        return cls(root, folder, marker.store_uuid, -1)
+
     def claim_description(self, namespace: Namespace) -> bool:
         """Whether the caller is to call `describe`: True once for each namespace, and for the first 1,024 only. Does
         no I/O. Not thread-safe.
         """
+        if self._lock_fd < 0:
+            return False  # who does not write the partition writes nothing
         if namespace.digest in self._described or len(self._described) >= _DESCRIPTIONS:
             return False
         self._described.add(namespace.digest)
@@ -104,6 +128,11 @@ def _disown_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_disown_in_child)
+
+
+def _check_name(partition: str) -> None:
+    if not _NAME.fullmatch(partition):
+        raise ConfigError(f"partition name {partition!r}: use letters, digits, '.', '_' and '-', at most 64")
 
 
 def _open_root(root: Path, created_unix_s: float) -> bytes:

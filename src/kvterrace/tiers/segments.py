@@ -34,12 +34,19 @@ from kvterrace.format.segment import (
 from kvterrace.io.base import FileInfo, IoClass, IoEngine, IoFile, IoKind, IoRequest, IoResult
 from kvterrace.types import DeviceFailed
 
-__all__ = ["NewFile", "RecoveredSegment", "SegmentFiles", "footer_room_nbytes", "new_page"]
+__all__ = ["NewFile", "RecoveredSegment", "SegmentFiles", "aligned_pages", "footer_room_nbytes", "segment_number"]
 
 _log = logging.getLogger(__name__)
 _NAME = re.compile(r"([0-9a-f]{8})\.seg")
 #: Segments are numbered below this: more than any drive lives to see.
 _NUMBERS = 2**31 - 1
+
+
+def segment_number(name: str) -> int | None:
+    """What a segment's file is called by, if `name` is the name of one."""
+    match = _NAME.fullmatch(name)
+    number = int(match[1], 16) if match else _NUMBERS
+    return number if number < _NUMBERS else None
 
 
 def footer_room_nbytes(records: int, namespaces: int) -> int:
@@ -140,7 +147,7 @@ class SegmentFiles:
         The header page is still to be written at offset 0. Raises OSError.
         """
         nonce = os.urandom(16)
-        page = new_page()
+        page = aligned_pages()
         encode_segment_header(SegmentHeader(self.store_uuid, nonce, number - self._base, created_unix_ns, nbytes), page)
         file = self.engine.create(self.path(number), nbytes)
         try:
@@ -208,9 +215,8 @@ class SegmentFiles:
         """
         files: list[tuple[int, FileInfo]] = []
         for info in self.engine.list(self.folder):
-            match = _NAME.fullmatch(info.name)
-            number = int(match[1], 16) if match else _NUMBERS
-            if number < _NUMBERS:
+            number = segment_number(info.name)
+            if number is not None:
                 files.append((number, info))
             else:  # none of ours, yet it takes room
                 self.other_nbytes += _taken_nbytes(info)
@@ -253,13 +259,13 @@ class SegmentFiles:
             file = self.engine.reopen(path)
         except OSError as error:
             return _Scan(None, DeviceFailed(str(path), f"it cannot be opened ({error})"), readable=False)
-        buffer = new_page()
+        buffer = aligned_pages()
         readable = True
 
         def read(offset: int, want: int) -> Bytes:
             nonlocal buffer, readable
             if want > buffer.nbytes:
-                buffer = new_page(want // PAGE_NBYTES)
+                buffer = aligned_pages(want // PAGE_NBYTES)
             got = 0
             try:
                 got = self.engine.read_now(file, offset, buffer[:want])
@@ -308,8 +314,8 @@ def _taken_nbytes(info: FileInfo) -> int:
     return max(info.nbytes, info.allocated_nbytes)
 
 
-def new_page(pages: int = 1) -> Bytes:
-    """Page-aligned memory, zeros."""
+def aligned_pages(pages: int = 1) -> Bytes:
+    """Memory fit for O_DIRECT."""
     memory = np.zeros((pages + 1) * PAGE_NBYTES, np.uint8)
     start = -memory.ctypes.data % PAGE_NBYTES
     return memory[start : start + pages * PAGE_NBYTES]

@@ -1,0 +1,280 @@
+"""Blocks that another process has written, entered into the index while it is in use; and what takes them out again.
+
+Decisions over a ledger, as the ledger's own: no I/O, no clock. Used under the store's lock.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from kvterrace.engine.blocks import NOWHERE, BlockTable, DramState
+from kvterrace.engine.core import UNSIZED, Core, NamespaceEntry
+from kvterrace.engine.ledger import Geometry
+from kvterrace.engine.shared_ledger import SharedLedger
+from kvterrace.engine.space import Segment, SegmentState
+from kvterrace.format.record import PAGE_NBYTES, RecordKind, part_table
+from kvterrace.format.recovery import SegmentContents
+
+__all__ = ["MOST_WAITING", "Grafts", "Row", "find_keys", "rows_of"]
+
+#: Blocks that wait for the one that they hang on, at most: beyond that the longest waiting are let go of, and come back
+#: with the footer of their segment, if it is not sealed yet, or when the store is opened again.
+MOST_WAITING = 16_384
+#: Invalidations remembered, at most, for blocks that are found after them; beyond that the oldest are let go of.
+_MOST_DEAD = 1 << 18
+#: Bits of a key by which most blocks are told to be none of those looked for.
+_FILTER_BITS = 20
+
+
+class Row(NamedTuple):
+    """One block in a segment of the number `segment`, from its record's header or the segment's footer."""
+
+    key: bytes
+    parent: bytes
+    sequence: bytes
+    put_seq: int
+    page: int
+    depth: int
+    namespace: bytes
+    epoch: int
+    geometry: Geometry
+    segment: int
+
+
+def rows_of(contents: SegmentContents, number: int, start: int = 0, stop: int | None = None) -> list[Row]:
+    """The blocks among entries `start..stop` of a segment, tombstones left out."""
+    table = contents.entries[start:stop]
+    table = table[table["kind"] == RecordKind.BLOCK]
+    sizes: dict[tuple[int, int], Geometry] = {}
+    keys, parents, sequences = (table[name].tobytes() for name in ("key", "parent", "sequence"))
+    numbers = ("put_seq", "offset", "depth", "namespace", "epoch", "header_nbytes", "payload_nbytes")
+    rows = []
+    for at, (put_seq, offset, depth, namespace, epoch, header, payload) in enumerate(
+        zip(*(table[name].tolist() for name in numbers), strict=True)
+    ):
+        geometry = sizes.setdefault((header, payload), Geometry(header, payload))
+        key, parent = keys[at * 32 : at * 32 + 32], parents[at * 32 : at * 32 + 32]
+        sequence, digest = sequences[at * 16 : at * 16 + 16], contents.namespaces[namespace]
+        page = offset // PAGE_NBYTES
+        rows.append(Row(key, parent, sequence, put_seq, page, depth, digest, epoch, geometry, number))
+    return rows
+
+
+def find_keys(table: BlockTable, keys: Collection[bytes]) -> dict[bytes, int]:
+    """Ids of the blocks with these keys. One pass over the table: about 10 ms for a million blocks."""
+    if not keys:
+        return {}
+    mask = np.uint32((1 << _FILTER_BITS) - 1)
+    wanted = np.zeros(1 << _FILTER_BITS, np.bool_)
+    wanted[np.frombuffer(b"".join(key[:4] for key in keys), "<u4") & mask] = True
+    words = np.ascontiguousarray(table.key[:, :4]).view("<u4")[:, 0]
+    ids = np.flatnonzero(wanted[words & mask] & (table.run != NOWHERE))
+    found = {bytes(key): block for key, block in zip(table.key[ids], ids.tolist(), strict=True)}
+    return {key: found[key] for key in keys if key in found}
+
+
+class Grafts:
+    """What a reader has learnt and not entered yet, and the rules by which it enters it.
+
+    Newest put-sequence number wins; a tombstone kills what is older, whichever is found first; a block whose parent is
+    unknown waits for it.
+    """
+
+    def __init__(self, core: Core, ledger: SharedLedger) -> None:
+        """`ledger`: that of `core`."""
+        self._core = core
+        self._ledger = ledger
+        self._dead: OrderedDict[bytes, int] = OrderedDict()
+        self._waiting: OrderedDict[bytes, list[Row]] = OrderedDict()  # by parent, oldest first
+        self._waiting_rows = 0
+        self._spare: OrderedDict[bytes, Row] = OrderedDict()  # second copies, oldest first
+        #: What could not be entered for the use that is made of it at this moment.
+        self.later: list[Row] = []
+
+    # -- taking out ----------------------------------------------------------------------------------------------------
+
+    def remember_dead(self, tombstones: Iterable[tuple[bytes, int]]) -> None:
+        """Blocks of these keys with smaller put-sequence numbers are not entered from now on."""
+        for key, put_seq in tombstones:
+            self._dead[key] = max(put_seq, self._dead.pop(key, 0))
+        while len(self._dead) > _MOST_DEAD:
+            self._dead.popitem(last=False)
+
+    def bury(self, tombstones: list[tuple[bytes, int]], _now_s: float) -> None:
+        """Give up what these tombstones kill. What is in use or pinned goes when it is let go. A block that only this
+        process holds goes, too: which of the two is older, nobody knows.
+        """
+        table = self._ledger.table
+        newest: dict[bytes, int] = {}
+        for key, put_seq in tombstones:
+            newest[key] = max(put_seq, newest.get(key, 0))
+        for key, block in sorted(find_keys(table, newest).items(), key=lambda one: -one[1]):
+            if table.run[block] == NOWHERE:
+                continue  # gone with one before
+            if table.segment[block] == NOWHERE or table.put_seq[block] < newest[key]:
+                self._ledger.revoke(block)
+
+    def vanish(self, segment: Segment, most: int, now_s: float) -> int:
+        """The file of `segment` is gone: give up at most `most` of its copies, but none that is pinned; how many that
+        were. Where another copy is known, that counts now.
+        """
+        table = self._ledger.table
+        ids = segment.live_ids(table)
+        # a read that is held back has its place in the file: it is waited for
+        ids = ids[(table.pins[ids] == 0) & (table.state[ids] != DramState.READING)][:most]
+        keys = [bytes(key) for key in table.key[ids]] if self._spare else []
+        self._ledger.vanish(ids, now_s)
+        self.enter([self._spare.pop(key) for key in keys if key in self._spare], now_s)
+        return len(ids)
+
+    def leave(self, number: int) -> None:
+        """Let go of what waits of a segment that is gone."""
+        waiting, self._waiting, self._waiting_rows = self._waiting, OrderedDict(), 0
+        for rows in waiting.values():
+            for row in rows:
+                if row.segment != number:
+                    self._wait(row)
+
+    # -- entering ------------------------------------------------------------------------------------------------------
+
+    def enter(self, rows: Iterable[Row], now_s: float) -> None:
+        """Enter blocks, those before others of their chain first, and what waited for them."""
+        news = self._newest(self._with_waiting(rows))
+        known = find_keys(self._ledger.table, news.keys() | {row.parent for row in news.values()})
+        below: dict[bytes, list[Row]] = {}
+        todo: list[Row] = []
+        for row in news.values():
+            block = known.get(row.key)
+            if block is not None:
+                self._take(block, row)
+            elif row.depth == 0 or row.parent in known:
+                todo.append(row)
+            else:
+                below.setdefault(row.parent, []).append(row)
+        while todo:
+            row = todo.pop()
+            stretch = [row]
+            while True:
+                more = below.pop(stretch[-1].key, [])
+                if len(more) != 1 or not _continues(stretch[-1], more[0]):
+                    break
+                stretch += more
+            parent = known.get(row.parent) if row.depth else None
+            ids = self._plant(parent, stretch, now_s)
+            if ids is None:
+                continue  # it hangs on a block of another place or namespace: damage, or a lie
+            known.update((one.key, block) for one, block in zip(stretch, ids, strict=True))
+            todo += more
+        for rest in below.values():
+            for row in rest:
+                self._wait(row)
+        while self._waiting_rows > MOST_WAITING:
+            self._waiting_rows -= len(self._waiting.popitem(last=False)[1])
+
+    def again(self, now_s: float) -> None:
+        """Try once more what waits: a put may have brought what it hangs on."""
+        later, self.later = self.later, []
+        parents = find_keys(self._ledger.table, self._waiting.keys())
+        self.enter([*later, *(row for parent in parents for row in self._taken(parent))], now_s)
+
+    def _newest(self, rows: Iterable[Row]) -> dict[bytes, Row]:
+        """Of each block the row with the highest put-sequence number, the later of equal ones; none that is dead, none
+        of a segment that is gone, none of impossible size.
+        """
+        news: dict[bytes, Row] = {}
+        for row in rows:
+            if self._dead.get(row.key, -1) > row.put_seq or not self._is_there(row) or not self._is_sized(row):
+                continue
+            other = news.get(row.key)
+            if other is None or other.put_seq <= row.put_seq:
+                news[row.key] = row
+        return news
+
+    def _is_there(self, row: Row) -> bool:
+        segment = self._ledger.space_of(row.segment).segments.get(row.segment)
+        return segment is not None and segment.state in (SegmentState.GROWING, SegmentState.SEALED)
+
+    def _is_sized(self, row: Row) -> bool:
+        """Whether the record has the size of all records of its namespace, which is entered at first sight."""
+        core = self._core
+        number = core.numbers.get(row.namespace)
+        known = UNSIZED if number is None else core.namespaces[number].geometry
+        if known == UNSIZED:
+            parts = part_table((row.geometry.payload_nbytes,))
+            core.enter_namespace(NamespaceEntry(row.namespace, row.epoch, row.geometry, parts, None), number)
+            return True
+        return known == row.geometry
+
+    def _take(self, block: int, row: Row) -> None:
+        """A copy of a known block. It counts if it is newer than the one that the index has. Of equal ones, one was
+        carried over from the other's segment, which goes soon: in one volume the later is the one to keep; of two
+        volumes nobody knows, so both are kept in mind.
+        """
+        ledger, table = self._ledger, self._ledger.table
+        segment = int(table.segment[block])
+        if ledger.run_of(block).namespace != self._core.numbers[row.namespace]:
+            return
+        if table.state[block] == DramState.FILLING or block in ledger.doomed_blocks:
+            self.later.append(row)
+            return
+        newer = segment == NOWHERE or table.put_seq[block] < row.put_seq
+        if not newer and table.put_seq[block] == row.put_seq and segment != row.segment:
+            newer = segment < row.segment and ledger.space_of(segment) is ledger.space_of(row.segment)
+            if not newer:
+                self._spare[row.key] = row
+                if len(self._spare) > MOST_WAITING:
+                    self._spare.popitem(last=False)
+        if newer:
+            ledger.found([(block, row.segment, row.page, row.put_seq)])
+
+    def _plant(self, parent: int | None, stretch: list[Row], now_s: float) -> list[int] | None:
+        first, ledger = stretch[0], self._ledger
+        namespace = self._core.numbers[first.namespace]
+        if parent is not None:
+            run = ledger.run_of(parent)
+            if run.namespace != namespace or ledger.depth_of(parent) != first.depth - 1:
+                return None
+        ids: list[int] = ledger.learn(
+            parent,
+            b"".join(row.key for row in stretch),
+            namespace=namespace,
+            sequence=first.sequence,
+            depth=first.depth,
+            now_s=now_s,
+        ).tolist()
+        ledger.found([(b, row.segment, row.page, row.put_seq) for b, row in zip(ids, stretch, strict=True)])
+        return ids
+
+    # -- waiting -------------------------------------------------------------------------------------------------------
+
+    def _wait(self, row: Row) -> None:
+        self._waiting.setdefault(row.parent, []).append(row)
+        self._waiting_rows += 1
+
+    def _taken(self, parent: bytes) -> list[Row]:
+        """Take out what waits for `parent`."""
+        rows = self._waiting.pop(parent, [])
+        self._waiting_rows -= len(rows)
+        return rows
+
+    def _with_waiting(self, rows: Iterable[Row]) -> list[Row]:
+        """`rows`, and what waits for them, for what they hang on, and for each other."""
+        everything = list(rows)
+        keys = {row.parent for row in everything}
+        at = 0
+        while keys or at < len(everything):
+            if keys:
+                key = keys.pop()
+            else:
+                key, at = everything[at].key, at + 1
+            everything += self._taken(key)
+        return everything
+
+
+def _continues(row: Row, after: Row) -> bool:
+    same = (row.namespace, row.sequence) == (after.namespace, after.sequence)
+    return same and after.depth == row.depth + 1

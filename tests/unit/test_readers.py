@@ -1,0 +1,293 @@
+"""Readers: they change nothing, and serve what the writer has written."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.crash.kit import LAYOUT, all_hits, chain_of, opened, segments, stored, until
+from tests.harness import SMALL, kinds
+from tests.harness import chain_of as chain_by_path
+from tests.shared import Library, a_store, below, everything, reader_of
+
+from kvterrace import (
+    ConfigError,
+    FormatVersionError,
+    Namespace,
+    NotAStoreError,
+    StoreUnusableError,
+    open_store,
+)
+from kvterrace.engine.following import LOOK_S
+from kvterrace.format.checksum import crc32c
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Iterator[Library]:
+    """A writer whose blocks are at once written, six segments of seven records each, and no reader yet."""
+    library = Library(tmp_path / "kv", after_s=0.0)
+    yield library
+    library.close()
+
+
+# -- the drive is left as it is ----------------------------------------------------------------------------------------
+
+
+def test_nothing_on_the_drive_is_changed_or_opened_for_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "kv"
+    a_store(path)
+    before = everything(path)
+    bodies = {each: each.read_bytes() for each in path.rglob("*") if each.is_file()}
+    real, flags = os.open, []
+
+    def watched(name: Any, how: int, *rest: Any, **more: Any) -> int:
+        flags.append(how)
+        return real(name, how, *rest, **more)
+
+    monkeypatch.setattr(os, "open", watched)
+    store = reader_of(path)
+    for number in (1, 2):
+        all_hits(store, chain_of(number, 6))
+    stored(store, chain_of(3, 6))
+    stored(store, chain_of(3, 6, Namespace(model="one that the store does not know", layout=LAYOUT)))
+    store.invalidate(chain_of(1, 6), start=3)
+    with store.pin(chain_of(2, 6)):
+        time.sleep(LOOK_S + 0.3)
+    assert store.flush() and store.close()
+    assert everything(path) == before
+    assert {each: each.read_bytes() for each in path.rglob("*") if each.is_file()} == bodies
+    assert flags and not any(how & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC) for how in flags)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs to become another user")
+def test_a_user_without_write_permission_reads() -> None:
+    folder = Path(tempfile.mkdtemp(prefix="kvterrace-reader-"))  # pytest's own folders let no other user in
+    try:
+        path = folder / "kv"
+        a_store(path)
+        folder.chmod(0o755)
+        for each in [path, *path.rglob("*")]:
+            each.chmod(0o555 if each.is_dir() else 0o444)
+        with reader_of(path) as warm:  # what is imported late is imported now: another user may not find it
+            all_hits(warm, chain_of(1, 6))
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                os.setresuid(65534, 65534, 65534)
+                with reader_of(path) as store:
+                    all_hits(store, chain_of(1, 6))
+                    all_hits(store, chain_of(2, 6))
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        (path / "partitions" / "main").chmod(0o700)
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                os.setresuid(65534, 65534, 65534)
+                reader_of(path)
+            except StoreUnusableError as error:
+                code = 0 if "permission" in str(error) else 2
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_where_there_is_no_store_none_is_made(tmp_path: Path) -> None:
+    for path, make in ((tmp_path / "missing", False), (tmp_path / "empty", True)):
+        if make:
+            path.mkdir()
+        with pytest.raises(NotAStoreError, match="no store to read"):
+            reader_of(path)
+        assert path.exists() is make and not (make and list(path.iterdir()))
+    a_store(tmp_path / "kv")
+    before = everything(tmp_path / "kv")
+    with pytest.raises(NotAStoreError, match="no partition 'other'"):
+        reader_of(tmp_path / "kv", partition="other")
+    with pytest.raises(ConfigError, match="partition name"):
+        reader_of(tmp_path / "kv", partition="../x")
+    with pytest.raises(ConfigError, match="read_only"):
+        open_store(None, read_only=True)
+    assert everything(tmp_path / "kv") == before
+
+
+def test_a_newer_format_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "kv"
+    a_store(path)
+    marker = path / "store.json"
+    said = json.loads(marker.read_text())
+    marker.write_text(json.dumps({**said, "format_version": 2}))
+    with pytest.raises(FormatVersionError, match="format 2"):
+        reader_of(path)
+    marker.write_text(json.dumps(said))
+    newer(segments(path)[0])
+    with pytest.raises(FormatVersionError, match="segment format 2"):
+        reader_of(path)
+
+
+def newer(segment: Path) -> None:
+    """Make a segment one of format 2, its header right by the rules that hold in every version."""
+    data = bytearray(segment.read_bytes())
+    data[8:10] = (2).to_bytes(2, "little")
+    data[12:16] = bytes(4)
+    data[12:16] = crc32c(np.frombuffer(bytes(data[:4096]), np.uint8)).to_bytes(4, "little")
+    segment.write_bytes(data)
+
+
+def replace(path: Path, text: str) -> None:
+    temporary = path.with_suffix(".new")
+    temporary.write_text(text)
+    temporary.rename(path)
+
+
+def test_a_store_that_becomes_newer_is_let_go_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "kv"
+    a_store(path)
+    marker = path / "store.json"
+    said = marker.read_text()
+    with reader_of(path) as store:
+        replace(marker, json.dumps({**json.loads(said), "format_version": 2}))
+        until(lambda: store.match(chain_of(1, 6)).blocks == 0)
+        assert [record.message for record in caplog.records if "format 2" in record.message]
+        replace(marker, said)
+        until(lambda: store.match(chain_of(1, 6)).blocks == 6)
+        all_hits(store, chain_of(1, 6))
+
+
+# -- what is served, and what is not -----------------------------------------------------------------------------------
+
+
+def test_many_read_beside_the_writer_and_after_it(tmp_path: Path) -> None:
+    path = tmp_path / "kv"
+    writer = opened(path)
+    stored(writer, chain_of(1, 6))
+    assert writer.flush()
+    readers = [reader_of(path) for _ in range(3)]
+    stored(writer, chain_of(1, 9))
+    assert writer.flush()
+    for reader in readers:
+        until(lambda reader=reader: reader.match(chain_of(1, 9)).blocks == 9)  # type: ignore[misc]
+        all_hits(reader, chain_of(1, 9))
+    assert writer.close()
+    for reader in readers:
+        all_hits(reader, chain_of(1, 9))
+        assert reader.close()
+
+
+def test_puts_stay_in_dram_and_owe_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "kv"
+    a_store(path)
+    with reader_of(path, dram_bytes=20 * 8192) as store:
+        stored(store, chain_of(1, 8))  # two blocks more than the drive has
+        assert store.flush(0.0) and store.flush()
+        all_hits(store, chain_of(1, 8))
+        stats = store.stats()
+        assert (stats.put_stored_blocks, stats.put_present_blocks) == (2, 6)
+        assert stats.ssd_written_nbytes == stats.ssd_write_requests == 0 and not stats.ssd_writable
+        for number in range(10, 15):  # 40 blocks: more than there is room for
+            stored(store, chain_of(number, 8))
+        assert store.stats().dropped_blocks >= 20
+        all_hits(store, chain_of(14, 8))
+    with reader_of(path) as store:
+        assert store.match(chain_of(1, 8)).blocks == 6
+
+
+def test_an_own_invalidation_holds_here_until_the_block_is_written_anew(library: Library) -> None:
+    box, chain = library.box, chain_by_path(SMALL, [1] * 6)
+    box.put_now(chain)
+    box.store.flush(100.0)
+    one, other = library.open_reader(), library.open_reader()
+    one.invalidate(chain, start=2)
+    for _ in range(2):
+        library.settle(one)
+        library.settle(other)
+        assert (one.match(chain).blocks, other.match(chain).blocks, box.store.match(chain).blocks) == (2, 6, 6)
+    library.seal()
+    library.settle(one)  # the footer names them again
+    assert one.match(chain).blocks == 2
+    box.store.invalidate(chain, start=4)
+    box.put_now(chain)
+    box.store.flush(100.0)
+    library.settle(one)
+    assert one.match(chain).blocks == 2  # blocks 4 and 5 are new; 2 and 3, on which they hang, are not
+    box.store.invalidate(chain)
+    box.put_now(chain)
+    box.store.flush(100.0)
+    library.settle(one)
+    assert kinds(library.get(one, chain)) == ["Hit"] * 6
+
+
+def test_an_invalidation_comes_with_the_next_look(library: Library) -> None:
+    box, chain = library.box, chain_by_path(SMALL, [1] * 6)
+    box.put_now(chain)
+    box.store.flush(100.0)
+    reader = library.open_reader()
+    library.get(reader, chain)  # in its DRAM, too
+    pin = reader.pin(chain_by_path(SMALL, [1] * 4))
+    box.store.invalidate(chain, start=3)
+    box.store.flush(100.0)
+    library.settle(reader)
+    assert reader.match(chain).blocks == 3
+    assert kinds(library.get(reader, chain)) == ["Hit"] * 3 + ["Miss"] * 3
+    pin.release()
+    library.settle(reader)
+    assert len(below(reader)) == 3
+
+
+def test_a_record_that_is_not_there_yet_is_a_miss_and_comes_later(library: Library) -> None:
+    box, chain = library.box, chain_by_path(SMALL, [1] * 3)
+    box.put_now(chain)
+    box.store.flush(100.0)
+    (segment,) = (content for path, content in library.media[0].names.items() if path.suffix == ".seg")
+    payload = segment.current[4096 + 5 * 4096 : 4096 + 6 * 4096].copy()  # of the third record: header, then payload
+    segment.current[4096 + 5 * 4096 : 4096 + 6 * 4096] = 0
+    reader = library.open_reader()  # reads records in full: finds two
+    assert reader.match(chain).blocks == 2
+    library.settle(reader)  # goes by headers: finds three
+    assert reader.match(chain).blocks == 3
+    assert kinds(library.get(reader, chain)) == ["Hit", "Hit", "Miss"]
+    stats = reader.stats()
+    assert (stats.get_corrupt_blocks, stats.get_miss_blocks) == (0, 1)
+    segment.current[4096 + 5 * 4096 : 4096 + 6 * 4096] = payload
+    library.seal()
+    library.settle(reader)
+    assert kinds(library.get(reader, chain)) == ["Hit", "Hit", "Hit"]
+
+
+def test_what_lies_behind_a_hole_comes_with_the_footer(library: Library) -> None:
+    box, chain = library.box, chain_by_path(SMALL, [1] * 3)
+    reader = library.open_reader()
+    box.put_now(chain)
+    box.store.flush(100.0)
+    (segment,) = (content for path, content in library.media[0].names.items() if path.suffix == ".seg")
+    segment.current[4096 + 2 * 4096] ^= 1  # the second record's magic
+    library.settle(reader)
+    assert reader.match(chain).blocks == 1
+    segment.current[4096 + 2 * 4096] ^= 1
+    library.seal()
+    library.settle(reader)
+    assert kinds(library.get(reader, chain)) == ["Hit", "Hit", "Hit"]
+
+
+def test_wrong_bytes_in_a_sealed_segment_are_still_damage(library: Library) -> None:
+    box, chain = library.box, chain_by_path(SMALL, [1] * 3)
+    box.put_now(chain)
+    box.store.close(100.0)
+    library.restart_writer(kill=False)
+    (path,) = (path for path in library.media[0].names if path.suffix == ".seg")
+    reader = library.open_reader()
+    library.media[0].names[path].current[4096 + 3 * 4096 + 10] ^= 1
+    assert kinds(library.get(reader, chain)) == ["Hit", "Corrupt", "Hit"]
