@@ -285,6 +285,8 @@ def test_what_lies_behind_a_hole_comes_with_the_footer(library: Library) -> None
 def test_wrong_bytes_in_a_sealed_segment_are_still_damage(library: Library) -> None:
     box, chain = library.box, chain_by_path(SMALL, [1] * 3)
     box.put_now(chain)
+    assert box.store.flush(10.0)
+    library.seal()
     box.store.close(100.0)
     library.restart_writer(kill=False)
     (path,) = (path for path in library.media[0].names if path.suffix == ".seg")

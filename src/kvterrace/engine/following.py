@@ -136,7 +136,7 @@ class Follower:
             one.marker = look.marker
             space = one.volume.space
             for learnt in look.learnt:
-                number, space.next_number = space.next_number, space.next_number + 1
+                number = space.next_number + len(one.known)
                 assert learnt.contents is not None
                 self._know(one, number, learnt)
                 found.append(RecoveredSegment(number, learnt.file_nbytes, learnt.contents))

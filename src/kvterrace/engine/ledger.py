@@ -107,12 +107,17 @@ class Ledger:
         return not self.spaces or any(space.may_store(key) for space in self.spaces)
 
     def _refused_by(self, space: SegmentSpace) -> Callable[[int], bool]:
-        """Which blocks do not go to this volume, since they failed there and another one takes them."""
+        """Which blocks do not go to this volume: those that failed there, and what another one has to write itself
+        before it can make room.
+        """
         others = [one for one in self.spaces if one is not space and one.can_write]
         if not others:
             return lambda _: False
+        theirs = {block for one in others for block in one.first.tolist()}
 
         def refused(block: int) -> bool:
+            if block in theirs:
+                return True
             key = self.key_of(block)
             return not space.may_store(key) and any(one.may_store(key) for one in others)
 
