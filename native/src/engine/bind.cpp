@@ -76,6 +76,7 @@ std::unique_ptr<Op> op_of(nb::handle given) {
   op->id = nb::cast<std::uint64_t>(given[0]);
   op->kind = static_cast<Kind>(nb::cast<int>(given[1]));
   op->io_class = nb::cast<int>(given[2]);
+  if (op->io_class < 0 || op->io_class >= kClasses) throw std::invalid_argument("no such class");
   op->finish = static_cast<Finish>(nb::cast<int>(given[6]));
   if (op->finish == Finish::kHook) op->hook = nb::cast<Hook*>(given[7]);
   if (op->kind == Kind::kCall) return op;

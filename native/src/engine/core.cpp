@@ -1,5 +1,6 @@
 #include "core.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
 #include <time.h>
@@ -138,7 +139,18 @@ void Core::close_left(std::unique_lock<std::mutex>& lock) {
 }
 
 void Core::land(Op* op) {
+  op->advise = op->file && op->started && !op->file->direct() && op->kind != Kind::kWrite;
+  if (op->advise) {
+    // The store budgets DRAM: what went through the page cache leaves it, by a thread that may take its time.
+    hooks_[static_cast<std::size_t>(op->io_class)].push_back(op);
+    hook_work_.notify_one();
+    return;
+  }
   if (op->file && op->started) op->file->drop(leaving_);
+  let_finish(op);
+}
+
+void Core::let_finish(Op* op) {
   const auto io_class = static_cast<std::size_t>(op->io_class);
   switch (op->finish) {
     case Finish::kNone:
@@ -189,6 +201,18 @@ void Core::run_hooks() {
     Op* op = nullptr;
     hook_work_.wait(lock, [&] { return (op = first_of(hooks_)) != nullptr || hooks_stop_; });
     if (op == nullptr) return;
+    if (op->advise) {
+      op->advise = false;
+      lock.unlock();
+      const int fd = op->file->descriptor();
+      if (fd >= 0) ::posix_fadvise(fd, static_cast<off_t>(op->offset), static_cast<off_t>(op->nbytes), POSIX_FADV_DONTNEED);
+      lock.lock();
+      op->file->drop(leaving_);
+      let_finish(op);
+      close_left(lock);
+      lock.lock();
+      continue;
+    }
     const bool call = op->kind == Kind::kCall && op->refusal.empty();
     if (call) op->started_s = op->ended_s = device_->now_s();
     const Completion completion{static_cast<std::int64_t>(op->moved()), op->error};

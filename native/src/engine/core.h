@@ -70,6 +70,7 @@ class Core {
   using Queues = std::array<std::deque<Op*>, kClasses>;
 
   void land(Op* op);  // the device is through with it
+  void let_finish(Op* op);
   void post(Op* op);  // it has ended
   void run_hooks();
   void close_left(std::unique_lock<std::mutex>& lock);  // unlocks

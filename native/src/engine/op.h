@@ -43,6 +43,7 @@ struct Op {
   std::uint32_t in_flight = 0;  // pieces in the device
   bool started = false;
   bool exhausted = false;       // no further piece will be handed out
+  bool advise = false;          // the kernel has to be told to drop the pages of a file without O_DIRECT
   bool cut_short = false;       // a piece ended early; then:
   std::uint64_t good_nbytes = 0;  // bytes moved in front of the first gap
   std::int32_t error = 0;       // errno of the piece at that gap
