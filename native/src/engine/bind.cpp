@@ -119,6 +119,10 @@ class PyCore {
     if (const int number = core_->start(); number != 0) raise_os_error(number);
   }
 
+  ~PyCore() { Core::dispose(std::move(core_)); }
+  PyCore(const PyCore&) = delete;
+  PyCore& operator=(const PyCore&) = delete;
+
   bool submit(nb::handle requests) {
     std::vector<std::unique_ptr<Op>> ops;
     for (nb::handle one : requests) ops.push_back(op_of(one));

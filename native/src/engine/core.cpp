@@ -62,15 +62,15 @@ Core::Core(std::unique_ptr<Device> device, const Limits& limits, bool serial)
   for (int& fd : jobs_fd_) fd = make_eventfd(EFD_SEMAPHORE);
 }
 
-Core::~Core() {
-  if (::getpid() != pid_) {
-    // In a fork: the threads are not here, so there is nothing to end and no lock to trust.
-    for (auto& thread : hook_threads_) new std::thread(std::move(thread));
-    return;
+Core::~Core() { release_fds(); }
+
+void Core::dispose(std::unique_ptr<Core> core) {
+  // In a fork the threads are not here, so there is nothing to end and no lock to trust.
+  if (::getpid() == core->pid_) {
+    core->close();
+    if (core->end()) return;
   }
-  close();
-  end();
-  release_fds();
+  static_cast<void>(core.release());
 }
 
 int Core::start() {

@@ -28,7 +28,9 @@ class Core {
  public:
   // `serial`: Python's finishes and CALLs go to one pool, whatever they are.
   Core(std::unique_ptr<Device> device, const Limits& limits, bool serial);
-  ~Core();
+  ~Core();  // only of one that never started, or has ended
+  // Destroys it, or lets it be for ever if something is still in flight.
+  static void dispose(std::unique_ptr<Core> core);
   Core(const Core&) = delete;
   Core& operator=(const Core&) = delete;
 

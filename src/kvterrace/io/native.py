@@ -47,8 +47,10 @@ _WAIT_S = 3600.0
 #: What the interpreter's end waits for an engine that nobody closed.
 _EXIT_S = 1.0
 
-#: Engines that were not closed, or hang: neither they nor the memory of what is in flight may be collected.
+#: Engines that were not closed, and those that would not: neither they nor the memory of what is in flight may be
+#: collected.
 _alive: set[NativeEngine] = set()
+_hung: set[NativeEngine] = set()
 
 
 class NativeFile:
@@ -219,19 +221,21 @@ class NativeEngine(FileCalls[NativeFile]):
                 _log.warning(
                     "%s: I/O hangs after %.1f s; its threads and buffers are left behind", self.name, timeout_s
                 )
+                _hung.add(self)
+                _alive.discard(self)
                 return False
             with self._lock:
                 self._ended = True
-            self._join()
+                self._waiting += 1  # for the threads to be joined: they wait on descriptors, too
             self._close_files()
             self._memory = None
-            with self._lock:
-                if not self._waiting:
-                    self._core.release_fds()
+            if self._join():
+                self._leave()
         _alive.discard(self)
+        _hung.discard(self)
         return True
 
-    def _join(self) -> None:
+    def _join(self) -> bool:
         for thread in self._threads:
             pool = _LONG_JOBS if thread.name.endswith("-files") else _SHORT_JOBS
             os.eventfd_write(self._core.jobs_fd(pool), 1)
@@ -242,6 +246,7 @@ class NativeEngine(FileCalls[NativeFile]):
         for thread in threads:
             if thread is not threading.current_thread():
                 thread.join(_JOIN_S)
+        return not any(thread.is_alive() for thread in threads)
 
     def _require_mine(self) -> None:
         if os.getpid() != self._pid:
@@ -260,10 +265,13 @@ class NativeEngine(FileCalls[NativeFile]):
             waiter.register(fd, select.POLLIN)
             waiter.poll(math.ceil(min(left_s, _WAIT_S) * 1000))
         finally:
-            with self._lock:
-                self._waiting -= 1
-                if self._ended and not self._waiting:
-                    self._core.release_fds()
+            self._leave()
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._waiting -= 1
+            if self._ended and not self._waiting:
+                self._core.release_fds()
 
     def _result(self, number: int, nbytes: int, code: int, refusal: str, started_s: float, ended_s: float) -> IoResult:
         request = self._requests.pop(number)[0]
@@ -341,7 +349,7 @@ class NativePosixEngine(NativeEngine):
 def _os_error(request: IoRequest, code: int, refusal: str) -> OSError | None:
     if code == 0:
         return None
-    path = None if request.file is None else str(request.file.path)
+    path = str(request.file.path) if isinstance(request.file, NativeFile) else None
     text = os.strerror(code) if not refusal else refusal if code == errno.EBADF else f"request refused: {refusal}"
     return OSError(code, text) if path is None else OSError(code, text, path)
 
@@ -353,8 +361,9 @@ def _close_all(fds: Sequence[int]) -> None:
 
 def _end_all() -> None:
     for engine in [*_alive]:
-        if not engine.close(_EXIT_S) or engine in _alive:
-            _native.keep_forever(engine)
+        engine.close(_EXIT_S)
+    for engine in _alive | _hung:  # alive still: a parent's, in its fork
+        _native.keep_forever(engine)
 
 
 # Before the interpreter takes memory down that native threads may still use.
