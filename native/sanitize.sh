@@ -13,7 +13,7 @@ cp -r src "$folder/src"
 rm -f "$folder"/src/kvterrace/_native*.so
 cmake -S native -B "$folder/cmake" -G Ninja -DPython_EXECUTABLE="$PWD/$bin/python" -DCMAKE_BUILD_TYPE=Debug \
   -DKVTERRACE_SANITIZE="$sanitizer" -DKVTERRACE_OUTPUT="$PWD/$folder/src/kvterrace" >/dev/null
-cmake --build "$folder/cmake"
+cmake --build "$folder/cmake" $([ "$sanitizer" = thread ] && echo "--target kvterrace_stress")
 
 export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
 export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
