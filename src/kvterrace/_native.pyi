@@ -2,8 +2,15 @@
 
 from collections.abc import Sequence
 
+from kvterrace.io.base import IoResult
+
 class Hook:
-    """What runs once on a native thread when an operation has completed. Made by the module itself."""
+    """What runs once on a native thread when an operation has completed. Made by the module itself.
+
+    Engines without native threads call it like any other `finish`; it then runs on theirs, without the GIL.
+    """
+
+    def __call__(self, result: IoResult, /) -> None: ...
 
 class Recorder(Hook):
     """For tests: how often it ran, and the last completion that it was given."""
@@ -52,7 +59,7 @@ class Core:
     def take(self) -> tuple[list[_Row], bool]:
         """What has ended, and whether a poll should return even if that is nothing."""
     def take_job(self, pool: int, /) -> _Row | None: ...
-    def job_done(self, id: int, /) -> None: ...
+    def job_done(self, number: int, /) -> None: ...
     def wake(self) -> None: ...
     def close(self) -> None: ...
     def end(self) -> bool: ...

@@ -20,7 +20,7 @@ from kvterrace.io.probe import Choice
 from kvterrace.observe import machine
 from kvterrace.observe.machine import State, examine
 
-Space = namedtuple("Space", "f_bavail f_frsize")  # noqa: PYI024 - what os.statvfs offers
+Space = namedtuple("Space", "f_bavail f_frsize")
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +74,9 @@ def test_engines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, choice: Choice
     assert main(["doctor", str(tmp_path)]) == (1 if state is State.PROBLEM else 0)
 
 
-@pytest.mark.parametrize(("release", "state"), [("5.5.19", State.NOTE), ("5.6.0-rc1", State.GOOD), ("10.0", State.GOOD)])
+@pytest.mark.parametrize(
+    ("release", "state"), [("5.5.19", State.NOTE), ("5.6.0-rc1", State.GOOD), ("10.0", State.GOOD)]
+)
 def test_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, release: str, state: State) -> None:
     monkeypatch.setattr("platform.release", lambda: release)
     assert found(tmp_path)["kernel"][0] is state

@@ -27,7 +27,7 @@ pytest.importorskip("kvterrace._native", reason="the extension module is not bui
 from kvterrace import _native
 from kvterrace.buffers import Bytes
 from kvterrace.errors import ConfigError, StoreClosedError
-from kvterrace.io import PAGE_NBYTES, IoClass, IoEngine, IoKind, IoRequest, IoResult
+from kvterrace.io import PAGE_NBYTES, IoClass, IoEngine, IoKind, IoRequest, IoResult, PosixEngine
 from kvterrace.io.native import NativeEngine, NativePosixEngine, UringEngine
 from kvterrace.io.probe import why_not_uring
 
@@ -127,7 +127,7 @@ def test_without_direct_io_it_warns_once_a_folder_and_leaves_nothing_in_the_page
 def test_a_full_drive_ends_a_write_short_or_with_an_error(engine: NativeEngine, tmp_path: Path) -> None:
     folder = tmp_path / "small"
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
     if subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("mounting a tmpfs is not permitted here")
     try:
@@ -357,6 +357,16 @@ def test_hooks_run_without_a_python_thread(engine: NativeEngine, tmp_path: Path)
         (1, 0, errno.EINVAL),
     ]
     assert [result.value for result in results] == [None] * 3
+
+
+def test_hooks_serve_any_engine(tmp_path: Path) -> None:
+    hooks = [_native.Recorder() for _ in range(2)]
+    engine = PosixEngine()
+    file = engine.create(tmp_path / "a", PAGE)
+    engine.submit([IoRequest(IoKind.READ, IoClass.DEMAND, file, n, [page()], finish=hooks[n]) for n in range(2)])
+    assert [result.crash for result in drain(engine, 2)] == [None, None]
+    assert [(one.runs, one.nbytes, one.error) for one in hooks] == [(1, PAGE, 0), (1, 0, errno.EINVAL)]
+    assert engine.close(10.0)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -113,9 +113,7 @@ def test_an_engine_that_does_not_work_is_refused_with_the_reason(monkeypatch: py
     ("native", "uring", "name"),
     [(None, None, "uring"), (None, "forbidden", "native-posix"), ("not built", "not built", "posix")],
 )
-def test_the_best_that_works(
-    monkeypatch: pytest.MonkeyPatch, native: str | None, uring: str | None, name: str
-) -> None:
+def test_the_best_that_works(monkeypatch: pytest.MonkeyPatch, native: str | None, uring: str | None, name: str) -> None:
     monkeypatch.delenv(probe.VARIABLE, raising=False)
     monkeypatch.setattr(probe, "why_not_native", lambda: native)
     monkeypatch.setattr(probe, "why_not_uring", lambda: uring)
@@ -130,5 +128,3 @@ def test_an_engine_bears_the_name_it_is_given(monkeypatch: pytest.MonkeyPatch) -
     assert isinstance(engine, PosixEngine)
     assert (engine.name, choice.forced, choice.degraded) == ("nvme0", True, False)
     assert engine.close(10.0)
-
-

@@ -6,7 +6,6 @@ import errno
 import mmap
 import os
 import select
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -219,8 +218,8 @@ _STEP = st.one_of(
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    yield tmp_path_factory.mktemp("scheduler")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("scheduler")
 
 
 @settings(max_examples=200, deadline=None)

@@ -178,7 +178,14 @@ nb::list listed(const Leaving& leaving) {
 }  // namespace
 
 void bind_engine(nb::module_& m) {
-  nb::class_<Hook>(m, "Hook");
+  // Engines of Python call it like any other `finish`.
+  nb::class_<Hook>(m, "Hook").def("__call__", [](Hook& self, nb::handle result) {
+    const nb::object error = result.attr("error");
+    const Completion completion{nb::cast<std::int64_t>(result.attr("nbytes")),
+                                error.is_none() ? 0 : nb::cast<std::int32_t>(error.attr("errno"))};
+    const nb::gil_scoped_release released;
+    self.run(completion);
+  });
   nb::class_<Recorder, Hook>(m, "Recorder")
       .def(nb::init<>())
       .def_prop_ro("runs", [](const Recorder& self) { return self.runs.load(); })

@@ -1,7 +1,7 @@
 """The command line's frame: options, exit statuses, errors. What a command does lies in a module of its own.
 
-Exit statuses: 0 done; 1 the demo's, verify's or doctor's check failed; 2 bad input or an unusable store, one line on stderr;
-130 interrupted.
+Exit statuses: 0 done; 1 the demo's, verify's or doctor's check failed; 2 bad input or an unusable store, one line on
+stderr; 130 interrupted.
 """
 
 from __future__ import annotations

@@ -161,13 +161,11 @@ class _Move(Protocol):
     def __call__(self, fd: int, buffers: Sequence[memoryview], offset: int, /) -> int: ...
 
 
-def transfer(
-    fd: int, offset: int, memory: Sequence[Bytes], move: _Move, *, direct: bool
-) -> tuple[int, OSError | None]:
+def transfer(fd: int, offset: int, memory: Sequence[Bytes], move: _Move, *, direct: bool) -> tuple[int, OSError | None]:
     """Move bytes by `move` (os.preadv or os.pwritev) to the end, and say how many it were and what ended them early.
 
-    Python itself retries EINTR (PEP 475). What lies past them in the buffers of a short read is undefined: with O_DIRECT
-    the kernel fills it with zeros. Raises OSError, or what the buffers raise, before anything was moved.
+    Python itself retries EINTR (PEP 475). What lies past them in the buffers of a short read is undefined: with
+    O_DIRECT the kernel fills it with zeros. Raises OSError, or what the buffers raise, before anything was moved.
     """
     sizes = [buffer.nbytes for buffer in memory]
     if offset % PAGE_NBYTES or any(size % PAGE_NBYTES for size in sizes):

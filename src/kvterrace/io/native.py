@@ -5,10 +5,10 @@ rest), and of the lower classes at most 4 MiB are in the device at any time, 1 M
 last 10 ms: that is all that a demand read can find ahead of it there. Results are those of the pieces done one after
 the other; what a failed write left behind its first gap is undefined.
 
-Threads: the device's own; four that run native hooks (`kvterrace._native.Hook` as a request's `finish`) without the GIL;
-`workers` of Python that run any other `finish` and the copies among CALLs, most urgent first; one more for CALLs of class
-DEMOTION and SCRUB, which may block. A single worker does all of these in order. Threads of Python wait in Python, on an
-eventfd, and never inside the extension: so neither a hung drive nor the interpreter's end finds one there.
+Threads: the device's own; four that run native hooks (`kvterrace._native.Hook` as a request's `finish`) without the
+GIL; `workers` of Python that run any other `finish` and the copies among CALLs, most urgent first; one more for CALLs
+of class DEMOTION and SCRUB, which may block. A single worker does all of these in order. Threads of Python wait in
+Python, on an eventfd, and never inside the extension: so neither a hung drive nor the interpreter's end finds one there.
 """
 
 from __future__ import annotations
@@ -251,7 +251,7 @@ class NativeEngine(FileCalls[NativeFile]):
     def _require_mine(self) -> None:
         if os.getpid() != self._pid:
             raise StoreClosedError(
-                f"I/O engine {self.name} belongs to process {self._pid}, not to its fork; open the store in this process"
+                f"I/O engine {self.name} belongs to process {self._pid}, not to its fork; open the store here"
             )
 
     def _wait(self, left_s: float, *, for_quiet: bool = False) -> None:
@@ -329,8 +329,8 @@ class NativeEngine(FileCalls[NativeFile]):
 
 
 class UringEngine(NativeEngine):
-    """`IoEngine` over io_uring; Linux 5.6 or newer. The constructor raises OSError where the kernel refuses it: ENOSYS or
-    EPERM where it is forbidden, EOPNOTSUPP where the kernel is too old.
+    """`IoEngine` over io_uring; Linux 5.6 or newer. The constructor raises OSError where the kernel refuses it: ENOSYS
+    or EPERM where it is forbidden, EOPNOTSUPP where the kernel is too old.
     """
 
     def __init__(self, name: str = "uring", *, depth: int = 64, workers: int = 4) -> None:

@@ -64,7 +64,9 @@ def _kernel() -> Finding:
     release = platform.release()
     numbers = [int(part) for part in release.split("-")[0].split(".")[:2] if part.isdigit()]
     if platform.system() != "Linux":
-        return Finding("kernel", State.PROBLEM, f"{platform.system()} {release}", "kvterrace runs on Linux only", release)
+        return Finding(
+            "kernel", State.PROBLEM, f"{platform.system()} {release}", "kvterrace runs on Linux only", release
+        )
     if numbers < [5, 6]:
         return Finding("kernel", State.NOTE, f"Linux {release} is too old for io_uring", "use 5.6 or newer", release)
     return Finding("kernel", State.GOOD, f"Linux {release}", value=release)
