@@ -8,7 +8,7 @@ the other; what a failed write left behind its first gap is undefined.
 Threads: the device's own; four that run native hooks (`kvterrace._native.Hook` as a request's `finish`) without the
 GIL; `workers` of Python that run any other `finish` and the copies among CALLs, most urgent first; one more for CALLs
 of class DEMOTION and SCRUB, which may block. A single worker does all of these in order. Threads of Python wait in
-Python, on an eventfd, and never inside the extension: so neither a hung drive nor the interpreter's end finds one there.
+Python, on an eventfd, and never inside the extension: neither a hung drive nor the interpreter's end finds one there.
 """
 
 from __future__ import annotations
