@@ -149,7 +149,8 @@ def side_by_side(path: Path, sink_path: Path, nbytes: int, rounds: int) -> None:
             taken = latency(engine, engine.open(path), engine.reopen(sink_path), nbytes, 128 * KIB, flood=flood)
             assert engine.close(30.0)
             p50, p99 = np.percentile(taken, [50, 99]) * 1e6
-            print(f"demand read 128 KiB {'beside writes' if flood else 'alone'}, {name}: p50 {p50:.0f} us, p99 {p99:.0f} us")
+            beside = "beside writes" if flood else "alone"
+            print(f"demand read 128 KiB {beside}, {name}: p50 {p50:.0f} us, p99 {p99:.0f} us")
 
 
 if __name__ == "__main__":
