@@ -69,7 +69,8 @@ def test_where_a_filter_forbids_io_uring_native_threads_serve(number: int, words
 
 
 def test_without_the_extension_the_engine_of_python_serves() -> None:
-    hide = "import sys\nsys.modules['kvterrace._native'] = None\n"
+    hide = "import logging, sys\nlogging.getLogger('kvterrace').addHandler(logging.NullHandler())\n"
+    hide += "sys.modules['kvterrace._native'] = None\n"
     name, kind, degraded, reason = run(hide + textwrap.dedent(USE)).split("|")
     assert (name, kind, degraded) == ("posix", "PosixEngine", "True")
     assert "apt install g++" in reason
@@ -120,6 +121,18 @@ def test_the_best_that_works(monkeypatch: pytest.MonkeyPatch, native: str | None
     choice = probe.choose()
     assert (choice.name, choice.degraded) == (name, name == "posix")
     assert choice.reason == (native or uring or "io_uring works here")
+
+
+def test_the_slow_engine_is_chosen_loudly_and_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv(probe.VARIABLE, raising=False)
+    monkeypatch.setattr(probe, "why_not_native", lambda: "a moon without compilers")
+    for _ in range(3):
+        assert probe.best_engine()[0].close(10.0)
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("WARNING", "using the engine of Python threads, which is slower: a moon without compilers")
+    ]
 
 
 def test_an_engine_bears_the_name_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:

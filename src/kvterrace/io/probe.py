@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from kvterrace.io.base import IoEngine
 from kvterrace.io.posix import PosixEngine
 
 __all__ = ["ENGINES", "Choice", "best_engine", "choose", "why_not_native", "why_not_uring"]
+
+_log = logging.getLogger(__name__)
 
 #: Engines by name, the best first.
 ENGINES = ("uring", "native-posix", "posix")
@@ -88,9 +91,19 @@ def choose() -> Choice:
 
 
 def best_engine(name: str | None = None) -> tuple[IoEngine, Choice]:
-    """A new engine of the best kind that works here, called `name` (by default after its kind), and why that one."""
+    """A new engine of the best kind that works here, called `name` (by default after its kind), and why that one.
+
+    Warns, once in a process, where that is the slow one and nobody asked for it.
+    """
     choice = choose()
+    if choice.degraded:
+        _warn(choice.reason)
     return _maker(choice.name)(name or choice.name), choice
+
+
+@functools.cache
+def _warn(reason: str) -> None:
+    _log.warning("using the engine of Python threads, which is slower: %s", reason)
 
 
 def _wanted(wanted: str) -> Choice:
