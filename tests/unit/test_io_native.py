@@ -157,7 +157,7 @@ def test_an_error_names_the_file(engine: NativeEngine, tmp_path: Path) -> None:
     ("spoil", "words"),
     [
         (lambda r: setattr(r, "offset", -PAGE), "offset -4096 is negative"),
-        (lambda r: setattr(r, "offset", "far"), "cast"),
+        (lambda r: setattr(r, "offset", "far"), "no whole number"),
         (lambda r: setattr(r, "buffers", [page(0, 2)[::2]]), "contiguous"),
         (lambda r: setattr(r, "buffers", [np.zeros(PAGE, np.uint8).data.toreadonly()]), "not writable"),
         (lambda r: setattr(r, "buffers", ["text"]), "bytes-like"),
@@ -452,6 +452,40 @@ def test_registered_memory_is_read_into_and_written_from(engine: NativeEngine, t
     engine.submit([IoRequest(IoKind.READ, IoClass.DEMAND, file, 0, parts)])
     assert drain(engine, 1)[0].complete
     assert np.array_equal(arena[: 300 * PAGE], arena[300 * PAGE :])
+
+
+def test_registered_memory_stays_ours_after_a_fork(tmp_path: Path) -> None:
+    """The parent's writes after a fork must reach the pages that the kernel pinned, private ones too."""
+    make("uring").close(10.0)
+    code = """
+        from tests.unit.test_io_native import *
+        engine = make("uring")
+        arena = np.frombuffer(mmap.mmap(-1, 64 * PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
+        arena[:] = 1
+        file = engine.create(Path(sys.argv[1]) / "a", 64 * PAGE)
+        print(engine.register_memory(arena))
+        ours, theirs = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(theirs)
+            os.read(ours, 1)
+            os._exit(0)
+        arena[:] = 2
+        engine.submit([IoRequest(IoKind.WRITE, IoClass.DEMAND, file, 0, [arena])])
+        assert drain(engine, 1)[0].complete
+        print(set((Path(sys.argv[1]) / "a").read_bytes()))
+        os.close(theirs)
+        os.waitpid(child, 0)
+        assert engine.close(10.0)
+    """
+    assert run(code, tmp_path) in ("True\n{2}\n", "False\n{2}\n")
+
+
+def test_memory_is_registered_once(engine: NativeEngine) -> None:
+    if not engine.register_memory(page()):
+        pytest.skip("this engine registers nothing")
+    with pytest.raises(AssertionError, match="registered before"):
+        engine.register_memory(page())
 
 
 def test_memory_beyond_the_limit_is_not_registered_and_all_goes_on(tmp_path: Path) -> None:

@@ -44,7 +44,8 @@ void fill(Op& op, nb::handle file, nb::handle offset, nb::handle buffers) {
   if (!nb::isinstance<File>(file)) throw std::invalid_argument("it needs a file that this engine opened");
   op.file = nb::cast<std::shared_ptr<File>>(file);
   if (op.kind == Kind::kSync) return;
-  const auto at = nb::cast<std::int64_t>(offset);
+  std::int64_t at = 0;
+  if (!nb::try_cast(offset, at)) throw std::invalid_argument("its offset is no whole number");
   if (at < 0) throw std::invalid_argument("offset " + std::to_string(at) + " is negative");
   op.offset = static_cast<std::uint64_t>(at);
   bool whole_pages = op.offset % kPageNbytes == 0;

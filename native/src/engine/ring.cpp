@@ -80,6 +80,7 @@ int Ring::open(std::uint32_t entries) {
     if (fd_ >= 0 || errno != EINVAL) break;
   }
   if (fd_ < 0) return errno;
+  may_register_ = (params.flags & kSetupDeferTaskrun) != 0;
   constexpr std::uint32_t needed = kFeatSingleMmap | kFeatNodrop;
   if ((params.features & needed) != needed || !supports_all()) return EOPNOTSUPP;
   return map(params);
@@ -142,6 +143,7 @@ int Ring::enter() {
 }
 
 int Ring::register_memory(void* start, std::size_t nbytes) {
+  if (!may_register_) return EOPNOTSUPP;
   if (memory_nbytes_ > 0) return EBUSY;
   std::vector<iovec> regions;
   for (std::size_t done = 0; done < nbytes; done += kRegionNbytes) {

@@ -62,7 +62,8 @@ class Ring {
   template <typename Take>
   void reap(Take take);
 
-  // Pin memory in pieces of 1 GiB, once. 0, or an errno: ENOMEM beyond RLIMIT_MEMLOCK.
+  // Pin memory in pieces of 1 GiB, once. 0, or an errno: ENOMEM beyond RLIMIT_MEMLOCK, EOPNOTSUPP before Linux 6.1. Older
+  // kernels may give pinned pages to the child of a fork: the ring would go on with pages that are ours no more.
   int register_memory(void* start, std::size_t nbytes);
   // The number under which [start, start + nbytes) is registered, -1 if it is not.
   int registered(const void* start, std::size_t nbytes) const;
@@ -86,6 +87,7 @@ class Ring {
   std::uint32_t* cq_tail_ = nullptr;
   Cqe* cqes_ = nullptr;
   std::uint32_t cq_mask_ = 0;
+  bool may_register_ = false;
   std::uintptr_t memory_ = 0;
   std::size_t memory_nbytes_ = 0;
 };

@@ -82,8 +82,12 @@ class NativeFile:
             fd = self.handle.peek()
             if fd < 0:
                 mine = os.open(self.path, self._flags)
-                if self.direct:
-                    set_direct(mine)
+                try:
+                    if self.direct:
+                        set_direct(mine)
+                except BaseException:
+                    os.close(mine)
+                    raise
                 fd, leaving = self.handle.offer(mine)
                 _close_all(leaving)
             yield fd
@@ -189,18 +193,24 @@ class NativeEngine(FileCalls[NativeFile]):
     def register_memory(self, memory: Bytes) -> bool:
         """Have the kernel pin `memory` (page-aligned, e.g. the DRAM arena) once, so that it need not for each transfer.
 
-        False where this engine has no use for it, or RLIMIT_MEMLOCK forbids it; all works the same then. At most once;
-        the engine keeps `memory` alive until it is closed. Waits for the kernel.
+        False where this engine has no use for it, RLIMIT_MEMLOCK forbids it, or the kernel is older than 6.1 (older
+        ones may give pinned pages to a fork's child and leave us with others); all works the same then. At most once.
+        The engine keeps `memory` alive until it is closed; nobody may take pages away from it meanwhile (as
+        MADV_DONTNEED does), since the kernel would go on using those that it pinned. Waits for the kernel.
         """
         self._require_mine()
         self._require_open()
-        self._memory = memory
+        if self._memory is not None:
+            raise AssertionError(f"{self.name}: memory was registered before; an engine takes one piece")
         answer = os.eventfd(0, os.EFD_CLOEXEC)
         try:
             self._core.register_memory(memory, answer)
-            return os.eventfd_read(answer) == 2
+            taken = os.eventfd_read(answer) == 2
         finally:
             os.close(answer)
+        if taken:
+            self._memory = memory
+        return taken
 
     def close(self, timeout_s: float) -> bool:
         """As in `IoEngine`; results stay for `poll`. Closes the files still open. Not to be called from a `finish`.
