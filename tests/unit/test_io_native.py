@@ -515,7 +515,8 @@ def test_memory_beyond_the_limit_is_not_registered_and_all_goes_on(tmp_path: Pat
 
 def run(code: str, *arguments: Path) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), *arguments],
+        # Python 3.12 warns of any fork beside threads; that it does no harm is what is tested here.
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(code), *arguments],
         capture_output=True,
         text=True,
         timeout=100,
