@@ -117,6 +117,16 @@ def test_nothing_starts_while_something_more_urgent_waits(tmp_path: Path) -> Non
     assert order == sorted(order) == [DEMAND] * 6 + [PREFETCH] * 6 + [DEMOTION] * 6 + [SCRUB] * 6
 
 
+def test_what_fits_does_not_slip_past_what_is_more_urgent_and_does_not_fit(bench: Bench) -> None:
+    bench.submit(DEMAND, 4 * KIB)
+    bench.submit(PREFETCH, 600 * KIB)
+    assert [piece[3] for piece in bench.pull_all()] == [4 * KIB, 512 * KIB, 88 * KIB]
+    bench.submit(DEMOTION, 4 * KIB)
+    bench.submit(PREFETCH, 512 * KIB)  # 1112 KiB with what runs: more than while demand reads run
+    bench.submit(SCRUB, 4 * KIB)
+    assert [piece[3] for piece in bench.pull_all()] == []
+
+
 def test_demand_overtakes_between_the_pieces_of_a_long_write(bench: Bench) -> None:
     bench.submit(DEMOTION, 16 * MIB, WRITE)
     running = bench.pull_all()
@@ -223,7 +233,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @settings(max_examples=200, deadline=None)
-@given(steps=st.lists(_STEP, max_size=60), depth=st.integers(1, 12))
+@given(steps=st.lists(_STEP, max_size=60), depth=st.integers(1, 40))
 def test_bounds_order_and_results_hold_in_any_run(folder: Path, steps: list[tuple[str, int, int]], depth: int) -> None:
     """Against a model that knows the rules from the outside: what is in the device, and what each answer means."""
     bench = Bench(folder, depth)
