@@ -30,13 +30,15 @@ std::uint32_t copy_of(nb::handle dst, nb::handle src, Sum sum) {
   return sum(target, source);
 }
 
-std::vector<Piece> pieces_of(const nb::list& arrays) {
+// Clears `writable` where an array is read-only.
+std::vector<Piece> pieces_of(const nb::list& arrays, bool& writable) {
   std::vector<Piece> pieces;
   pieces.reserve(arrays.size());
   for (nb::handle array : arrays) {
     Piece& piece = pieces.emplace_back();
-    piece.address = reinterpret_cast<std::uint8_t*>(
-        nb::cast<std::uintptr_t>(array.attr("__array_interface__")["data"][0]));
+    const nb::object data = array.attr("__array_interface__")["data"];
+    piece.address = reinterpret_cast<std::uint8_t*>(nb::cast<std::uintptr_t>(data[0]));
+    if (nb::cast<bool>(data[1])) writable = false;
     piece.shape = nb::cast<std::vector<std::int64_t>>(array.attr("shape"));
     piece.strides = nb::cast<std::vector<std::int64_t>>(array.attr("strides"));
     piece.item_nbytes = nb::cast<std::size_t>(array.attr("itemsize"));
@@ -153,15 +155,20 @@ void bind_places(nb::module_& module) {
   nb::class_<OwnedPlaces>(module, "Places", "A caller's memory, part by part.")
       .def(
           "__init__",
-          [](OwnedPlaces* self, const nb::list& arrays, std::vector<std::uint32_t> part_nbytes, std::size_t first_part) {
+          [](OwnedPlaces* self, const nb::list& arrays, std::vector<std::uint32_t> part_nbytes, std::size_t first_part,
+             const nb::object& owner) {
             try {
-              new (self) OwnedPlaces{Places(pieces_of(arrays), std::move(part_nbytes), first_part), nb::tuple(arrays)};
+              bool writable = true;
+              Places places(pieces_of(arrays, writable), std::move(part_nbytes), first_part);
+              new (self) OwnedPlaces{std::move(places), writable, nb::tuple(arrays), owner};
             } catch (const std::invalid_argument& error) {
               refuse(error.what());
             }
           },
           nb::arg("arrays"), nb::arg("part_nbytes"), nb::arg("first_part") = 0,
-          "NumPy arrays whose first axis counts blocks: one for each part, or one of all. Kept alive by this.");
+          nb::arg("owner") = nb::none(),
+          "NumPy arrays whose first axis counts blocks: one for each part, or one of all, along its second axis or as plain "
+          "bytes. They are kept alive, and so is `owner`: what else their memory belongs to.");
 }
 
 }  // namespace kvterrace

@@ -50,7 +50,8 @@ void bind_hooks(nb::module_& module);
 // A caller's memory, and the arrays that own it.
 struct OwnedPlaces {
   Places places;
-  nb::object owners;
+  bool writable;
+  nb::object arrays, owner;
 };
 
 }  // namespace kvterrace

@@ -91,6 +91,10 @@ std::shared_ptr<Loan> record_loan(nb::handle memory, const RecordShape& shape) {
   return loan;
 }
 
+void require_writable(const nb::object& places) {
+  if (!places.is_none() && !nb::cast<OwnedPlaces&>(places).writable) refuse("the caller's memory is read-only");
+}
+
 using Range = std::optional<std::pair<std::int64_t, std::int64_t>>;
 
 void make_landing(Owned<Landing>* self, nb::handle memory, const nb::object& shape, const nb::bytes& key,
@@ -99,6 +103,7 @@ void make_landing(Owned<Landing>* self, nb::handle memory, const nb::object& sha
                   std::int64_t base) {
   const auto& known = nb::cast<RecordShape&>(shape);
   const Target target = target_of(places, block, claims, claim, known);
+  require_writable(places);
   PartRange range;
   if (parts) range = {false, parts->first, parts->second};
   if (base < 0 || (parts && (range.start < 0 || range.stop < range.start))) refuse("parts and base cannot be negative");
@@ -116,6 +121,7 @@ void make_landing(Owned<Landing>* self, nb::handle memory, const nb::object& sha
 void make_copy(Owned<Copy>* self, nb::handle slot, const nb::object& shape, const nb::object& places, std::size_t block,
                const nb::object& claims, std::size_t claim) {
   const auto& known = nb::cast<RecordShape&>(shape);
+  require_writable(places);
   auto loan = record_loan(slot, known);
   const Copy copy{loan->memory(), &known, target_of(places, block, claims, claim, known), false};
   new (self) Owned<Copy>(copy, loan, shape, claims, places);
