@@ -105,9 +105,9 @@ class BlockBuffers:
 
     @property
     def pieces(self) -> list[npt.NDArray[Any]]:
-        """The same memory as few arrays, for one who copies it without us: their first axis counts blocks, and one behind
-        the other they hold a block's parts in order. One array holds all parts, along its second axis or as plain bytes;
-        else there is one for each part. They do not keep that memory alive: keep this object as well.
+        """The same memory as few arrays, for one who copies it without us: their first axis counts blocks, and one
+        behind the other they hold a block's parts in order. One array holds all parts, along its second axis or as
+        plain bytes; else there is one for each part. They do not keep that memory alive: keep this object as well.
         """
         return list(self._pieces)
 

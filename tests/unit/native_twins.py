@@ -197,8 +197,8 @@ class Twins:
         self, native: Any, records: dict[int, Bytes], *, moved: int | None = None, error: OSError | None = None,
         taken: dict[int, str] | None = None,
     ) -> tuple[list[GetOutcome], list[GetOutcome], list[bool], list[bool]]:  # fmt: skip
-        """Land `records` (by index of the block), of which `moved` bytes arrived, on both sides; `taken`: blocks that are
-        "settled" or "copying" already. Returns the outcomes and who was copied: Python's, then the native ones.
+        """Land `records` (by index of the block), of which `moved` bytes arrived, on both sides; `taken`: blocks that
+        are "settled" or "copying" already. Returns the outcomes and who was copied: Python's, then the native ones.
         """
         shape, places, claims = self.native_side(native)
         for index, state in (taken or {}).items():
@@ -244,7 +244,10 @@ class Twins:
         if isinstance(one.outcome, DeviceFailed) or isinstance(header, rec.BadRecord):
             assert one.outcome is not None
             return one.outcome
-        same = (header.header_nbytes, header.payload_nbytes) == (one.geometry.header_nbytes, one.geometry.payload_nbytes)
+        same = (header.header_nbytes, header.payload_nbytes) == (
+            one.geometry.header_nbytes,
+            one.geometry.payload_nbytes,
+        )
         who = rec.check_identity(
             header, key=one.key, namespace=one.namespace, epoch=one.epoch, put_seq=one.put_seq, nonce=one.nonce,
             offset=one.offset,

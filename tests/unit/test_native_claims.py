@@ -66,8 +66,9 @@ def test_blocks_that_are_not_there(call: str) -> None:
 @given(st.lists(st.tuples(st.sampled_from(["begin", "settle", "give_up"]), st.integers(0, BLOCKS - 1)), max_size=30))
 def test_a_transfer_says_the_same(steps: list[tuple[str, int]]) -> None:
     """Whoever copies a block ends that before it is settled, as a transfer asks."""
-    claims, twin = native.Claims(BLOCKS), Transfer(
-        TransferKind.GET, None, 0, BLOCKS, buffers=None, submitted_s=0.0, deadline_s=None
+    claims, twin = (
+        native.Claims(BLOCKS),
+        Transfer(TransferKind.GET, None, 0, BLOCKS, buffers=None, submitted_s=0.0, deadline_s=None),
     )
     copying: set[int] = set()
     for step, at in steps:

@@ -17,7 +17,9 @@ Sum = Callable[..., int]
 SUMS = [native.crc32c, native.crc32c_software]
 COPIES = [native.copy_crc32c, native.stream_crc32c]
 #: Around every boundary inside: words, lanes of 256 and 2,048 bytes, stretches of three, pieces of 4 KiB.
-LENGTHS = sorted({a * b + c for a in (256, 512, 2048, 4096) for b in (1, 2, 3, 4, 6, 7) for c in (-9, -1, 0, 1, 63, 65)})
+LENGTHS = sorted(
+    {a * b + c for a in (256, 512, 2048, 4096) for b in (1, 2, 3, 4, 6, 7) for c in (-9, -1, 0, 1, 63, 65)}
+)
 
 
 def random_bytes(nbytes: int, seed: int = 0) -> Bytes:
