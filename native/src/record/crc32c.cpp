@@ -89,9 +89,13 @@ inline std::uint64_t load(Bytes at) noexcept {
 
 #if defined(KVTERRACE_CRC32C_TARGET)
 
-// Lanes of one stretch. The instruction takes three cycles and one can start in each: three lanes keep it busy.
-constexpr std::size_t kLongLane = 2048;
+// Lanes of one stretch. The instruction takes three cycles and one can start in each: three lanes keep it busy. A long lane
+// is a page: with shorter ones the CPU does not see three streams to read ahead in (measured: 6 against 10 GB/s).
+constexpr std::size_t kLongLane = 4096;
 constexpr std::size_t kShortLane = 256;
+constexpr std::size_t kLine = 64;
+// How far ahead a line is asked for.
+constexpr std::size_t kAheadNbytes = 512;
 
 #if defined(__x86_64__)
 KVTERRACE_CRC32C_TARGET inline std::uint64_t step(std::uint64_t crc, std::uint64_t word) noexcept {
@@ -114,14 +118,27 @@ constexpr const char* kHardware = "armv8";
 #endif
 
 template <std::size_t lane>
-KVTERRACE_CRC32C_TARGET inline std::uint64_t stretches(std::uint64_t crc, Bytes& at, std::size_t& nbytes,
-                                                       const Shift& shift) noexcept {
+inline void ask_ahead(Bytes at) noexcept {
+  if constexpr (lane == kLongLane)
+    for (std::size_t one = 0; one < 3; ++one) __builtin_prefetch(at + one * lane + kAheadNbytes);
+}
+
+KVTERRACE_CRC32C_TARGET inline std::uint64_t line(std::uint64_t crc, Bytes from) noexcept {
+#pragma GCC unroll 8
+  for (std::size_t at = 0; at < kLine; at += 8) crc = step(crc, load(from + at));
+  return crc;
+}
+
+template <std::size_t lane>
+KVTERRACE_CRC32C_TARGET inline std::uint64_t stretches(std::uint64_t crc, Bytes& at, std::size_t& nbytes) noexcept {
+  static const Shift shift(lane);
   for (; nbytes >= 3 * lane; nbytes -= 3 * lane, at += 3 * lane) {
     std::uint64_t second = 0, third = 0;
-    for (std::size_t done = 0; done < lane; done += 8) {
-      crc = step(crc, load(at + done));
-      second = step(second, load(at + lane + done));
-      third = step(third, load(at + 2 * lane + done));
+    for (std::size_t done = 0; done < lane; done += kLine) {
+      ask_ahead<lane>(at + done);
+      crc = line(crc, at + done);
+      second = line(second, at + lane + done);
+      third = line(third, at + 2 * lane + done);
     }
     crc = shift(shift(crc) ^ second) ^ third;
   }
@@ -130,12 +147,11 @@ KVTERRACE_CRC32C_TARGET inline std::uint64_t stretches(std::uint64_t crc, Bytes&
 
 KVTERRACE_CRC32C_TARGET std::uint32_t crc32c_hardware(const void* data, std::size_t nbytes,
                                                       std::uint32_t value) noexcept {
-  static const Shift shift_long(kLongLane), shift_short(kShortLane);
   auto at = static_cast<Bytes>(data);
   std::uint64_t crc = static_cast<std::uint32_t>(~value);
   for (; nbytes != 0 && reinterpret_cast<std::uintptr_t>(at) % 8 != 0; --nbytes) crc = step_byte(crc, *at++);
-  crc = stretches<kLongLane>(crc, at, nbytes, shift_long);
-  crc = stretches<kShortLane>(crc, at, nbytes, shift_short);
+  crc = stretches<kLongLane>(crc, at, nbytes);
+  crc = stretches<kShortLane>(crc, at, nbytes);
   for (; nbytes >= 8; nbytes -= 8, at += 8) crc = step(crc, load(at));
   for (; nbytes != 0; --nbytes) crc = step_byte(crc, *at++);
   return ~static_cast<std::uint32_t>(crc);
@@ -156,9 +172,9 @@ bool use_hardware() noexcept {
 
 #if defined(__x86_64__)
 
-constexpr std::size_t kLine = 64;
-// Lanes of a stretch that is copied and summed from registers: three lines are being written at a time.
+// What is left of a stretch of pages is copied and summed in shorter lanes.
 constexpr std::size_t kStreamLane = 512;
+constexpr std::size_t kCopyAheadNbytes = 1024;
 
 // One line: each word is loaded once, summed and stored.
 KVTERRACE_CRC32C_TARGET inline std::uint64_t stream_line(std::uint64_t crc, unsigned char* to, Bytes from) noexcept {
@@ -172,14 +188,15 @@ KVTERRACE_CRC32C_TARGET inline std::uint64_t stream_line(std::uint64_t crc, unsi
 }
 
 // Whole stretches only, `to` on a line; moves the three along.
+template <std::size_t lane>
 KVTERRACE_CRC32C_TARGET std::uint32_t stream_stretches(unsigned char*& to, Bytes& from, std::size_t& nbytes,
                                                        std::uint32_t value) noexcept {
-  static const Shift shift(kStreamLane);
-  constexpr std::size_t lane = kStreamLane;
+  static const Shift shift(lane);
   std::uint64_t crc = static_cast<std::uint32_t>(~value);
   for (; nbytes >= 3 * lane; nbytes -= 3 * lane, to += 3 * lane, from += 3 * lane) {
     std::uint64_t second = 0, third = 0;
     for (std::size_t at = 0; at < lane; at += kLine) {
+      ask_ahead<lane>(from + at);
       crc = stream_line(crc, to + at, from + at);
       second = stream_line(second, to + lane + at, from + lane + at);
       third = stream_line(third, to + 2 * lane + at, from + 2 * lane + at);
@@ -246,7 +263,8 @@ std::uint32_t stream_crc32c(void* dst, const void* src, std::size_t nbytes, std:
     const std::size_t head = to_line(to, nbytes);
     value = copy_crc32c(to, from, head, value);
     to += head, from += head, nbytes -= head;
-    value = stream_stretches(to, from, nbytes, value);
+    value = stream_stretches<kLongLane>(to, from, nbytes, value);
+    value = stream_stretches<kStreamLane>(to, from, nbytes, value);
   }
   return copy_crc32c(to, from, nbytes, value);
 }
@@ -257,9 +275,11 @@ void stream_copy(void* dst, const void* src, std::size_t nbytes) noexcept {
   const std::size_t head = to_line(to, nbytes);
   std::memcpy(to, from, head);
   to += head, from += head, nbytes -= head;
-  for (; nbytes >= kLine; nbytes -= kLine, to += kLine, from += kLine)
+  for (; nbytes >= kLine; nbytes -= kLine, to += kLine, from += kLine) {
+    __builtin_prefetch(from + kCopyAheadNbytes);
     for (std::size_t at = 0; at < kLine; at += 16)
       _mm_stream_si128(reinterpret_cast<__m128i*>(to + at), _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + at)));
+  }
   std::memcpy(to, from, nbytes);
 }
 
