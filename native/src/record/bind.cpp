@@ -171,11 +171,10 @@ void bind_places(nb::module_& module) {
           "bytes. They are kept alive, and so is `owner`: what else their memory belongs to.");
 }
 
-}  // namespace kvterrace
-
-// Adds this room to the package's module. `Hook` is bound before.
-void bind_record(nanobind::module_& module) {
-  kvterrace::bind_sums(module);
-  kvterrace::bind_places(module);
-  kvterrace::bind_hooks(module);
+void bind_record(nb::module_& module) {
+  bind_sums(module);
+  bind_places(module);
+  bind_hooks(module);
 }
+
+}  // namespace kvterrace

@@ -42,7 +42,10 @@ std::array<std::uint8_t, nbytes> fixed(const nb::bytes& value, const char* what)
   return made;
 }
 
-// The package's own types of this room, for `bind_record`.
+// Adds this room to the package's module, where `Hook` is bound before.
+void bind_record(nb::module_& module);
+
+// Its parts.
 void bind_sums(nb::module_& module);
 void bind_places(nb::module_& module);
 void bind_hooks(nb::module_& module);
