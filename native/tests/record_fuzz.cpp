@@ -14,7 +14,7 @@
 #include "record/crc32c.h"
 #include "record/hooks.h"
 
-using namespace kvterrace;
+using namespace kvterrace::record;
 
 namespace {
 

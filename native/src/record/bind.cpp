@@ -5,7 +5,7 @@
 
 #include "crc32c.h"
 
-namespace kvterrace {
+namespace kvterrace::record {
 namespace {
 
 // Sums of less than this hold the GIL: to let go of it and take it back costs as much.
@@ -171,10 +171,10 @@ void bind_places(nb::module_& module) {
           "bytes. They are kept alive, and so is `owner`: what else their memory belongs to.");
 }
 
-void bind_record(nb::module_& module) {
-  bind_sums(module);
-  bind_places(module);
-  bind_hooks(module);
-}
+}  // namespace kvterrace::record
 
-}  // namespace kvterrace
+void kvterrace::bind_record(nanobind::module_& module) {
+  record::bind_sums(module);
+  record::bind_places(module);
+  record::bind_hooks(module);
+}

@@ -13,6 +13,13 @@
 
 namespace kvterrace {
 
+// Adds this room to the package's module, where `Hook` is bound before.
+void bind_record(nanobind::module_& module);
+
+}  // namespace kvterrace
+
+namespace kvterrace::record {
+
 namespace nb = nanobind;
 
 [[noreturn]] inline void refuse(const std::string& reason) { throw nb::value_error(reason.c_str()); }
@@ -42,10 +49,7 @@ std::array<std::uint8_t, nbytes> fixed(const nb::bytes& value, const char* what)
   return made;
 }
 
-// Adds this room to the package's module, where `Hook` is bound before.
-void bind_record(nb::module_& module);
-
-// Its parts.
+// The parts of `bind_record`.
 void bind_sums(nb::module_& module);
 void bind_places(nb::module_& module);
 void bind_hooks(nb::module_& module);
@@ -57,4 +61,4 @@ struct OwnedPlaces {
   nb::object arrays, owner;
 };
 
-}  // namespace kvterrace
+}  // namespace kvterrace::record

@@ -10,7 +10,7 @@
 
 #include "bind.h"
 
-namespace kvterrace {
+namespace kvterrace::record {
 namespace {
 
 // An item of a hook, and the Python objects whose memory it points into.
@@ -178,4 +178,4 @@ void bind_hooks(nb::module_& module) {
   bind_hook<FillHook, Fill>(module, "FillHook", "Gather blocks into their slots, sum them and write their headers.");
 }
 
-}  // namespace kvterrace
+}  // namespace kvterrace::record

@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-namespace kvterrace {
+namespace kvterrace::record {
 
 // One state for each block: open, then perhaps being copied and copied, then settled; never back. A block is copied by one
 // at most, never once it is settled, and is not settled while it is copied. Any thread; nothing blocks.
@@ -58,4 +58,4 @@ class Claims {
   std::size_t blocks_;
 };
 
-}  // namespace kvterrace
+}  // namespace kvterrace::record

@@ -18,7 +18,7 @@
 #endif
 #endif
 
-namespace kvterrace {
+namespace kvterrace::record {
 namespace {
 
 static_assert(std::endian::native == std::endian::little, "tables and loads assume a little-endian CPU");
@@ -297,4 +297,4 @@ void end_streams() noexcept {}
 
 #endif
 
-}  // namespace kvterrace
+}  // namespace kvterrace::record

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace kvterrace {
+namespace kvterrace::record {
 
 // Of `nbytes` bytes, carried on from `value`: crc32c(b, crc32c(a)) is that of a, then b.
 std::uint32_t crc32c(const void* data, std::size_t nbytes, std::uint32_t value = 0) noexcept;
@@ -31,4 +31,4 @@ void stream_copy(void* dst, const void* src, std::size_t nbytes) noexcept;
 // Orders what this thread streamed before what it stores next.
 void end_streams() noexcept;
 
-}  // namespace kvterrace
+}  // namespace kvterrace::record

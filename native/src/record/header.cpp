@@ -5,7 +5,7 @@
 
 #include "crc32c.h"
 
-namespace kvterrace {
+namespace kvterrace::record {
 namespace {
 
 static_assert(std::endian::native == std::endian::little, "fields are copied as they lie");
@@ -188,4 +188,4 @@ void encode_header(const NewBlock& block, const RecordShape& shape, const std::u
   put<std::uint32_t>(out, kCrcAt, header_crc(out, shape.header_nbytes));
 }
 
-}  // namespace kvterrace
+}  // namespace kvterrace::record

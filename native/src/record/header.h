@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace kvterrace {
+namespace kvterrace::record {
 
 using Key = std::array<std::uint8_t, 32>;
 using Id = std::array<std::uint8_t, 16>;
@@ -129,4 +129,4 @@ struct NewBlock {
 void encode_header(const NewBlock& block, const RecordShape& shape, const std::uint32_t* crcs,
                    std::uint8_t* out) noexcept;
 
-}  // namespace kvterrace
+}  // namespace kvterrace::record

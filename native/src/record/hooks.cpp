@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-namespace kvterrace {
+namespace kvterrace::record {
 namespace {
 
 // Copies the target's parts out of `payload`, which begins at the payload's offset `base`, unless the block is settled.
@@ -101,4 +101,4 @@ void FillHook::run(const Completion&) noexcept {
   }
 }
 
-}  // namespace kvterrace
+}  // namespace kvterrace::record

@@ -13,7 +13,7 @@
 #include "header.h"
 #include "places.h"
 
-namespace kvterrace {
+namespace kvterrace::record {
 
 // Some bytes of a slot or of staging.
 struct Memory {
@@ -105,4 +105,4 @@ class FillHook : public Hook {
   std::vector<std::uint32_t> crcs_;  // of the parts of one block at a time
 };
 
-}  // namespace kvterrace
+}  // namespace kvterrace::record

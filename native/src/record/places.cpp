@@ -6,7 +6,7 @@
 
 #include "crc32c.h"
 
-namespace kvterrace {
+namespace kvterrace::record {
 namespace {
 
 // Measured on a Xeon (2 MiB of second-level cache a core): a block of this size and more is copied faster past the cache.
@@ -172,4 +172,4 @@ std::uint32_t Places::gather(std::size_t block, std::size_t part, std::uint8_t* 
   return crc;
 }
 
-}  // namespace kvterrace
+}  // namespace kvterrace::record

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-namespace kvterrace {
+namespace kvterrace::record {
 
 // One array: its first axis counts blocks.
 struct Piece {
@@ -59,4 +59,4 @@ class Places {
   std::vector<Place> places_;
 };
 
-}  // namespace kvterrace
+}  // namespace kvterrace::record
