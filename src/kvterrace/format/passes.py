@@ -1,8 +1,8 @@
 """One pass over a record while its bytes are in cache, in C++ and without the GIL: what Python needs to use it.
 
 The passes are in `kvterrace._native` (sources: `native/src/record/`): hooks that run on the thread that completed a
-read or a copy. They refuse what `kvterrace.format.record` refuses, and answer with numbers; the words are here. Where the
-native module is missing, `native()` is None and the functions of `kvterrace.format.record` do the same work.
+read or a copy. They refuse what `kvterrace.format.record` refuses, and answer with numbers; the words are here. Where
+the native module is missing, `native()` is None and the functions of `kvterrace.format.record` do the same work.
 """
 
 from __future__ import annotations
