@@ -75,13 +75,6 @@ def reads(draw: st.DrawFn) -> Twins:
     return Twins(chain_for(layout), draw(forms), layers, draw(st.sampled_from([False, False, False, True])))
 
 
-def landed(twins: Twins, record: Bytes) -> Bytes:
-    """The bytes that the read brings of a record: all, or header and the wanted span."""
-    _, base, nbytes = twins.span()
-    header = twins.geometry.header_nbytes
-    return np.concatenate([record[:header], record[header + base : header + base + nbytes]])
-
-
 @st.composite
 def damage(draw: st.DrawFn, memory: Bytes, parts: int) -> None:
     """Nothing, a flipped bit, or a field that is another while the header's CRC is right; up to three of these."""
@@ -109,7 +102,7 @@ def test_reads(data: st.DataObject, twins: Twins) -> None:
     indexes = data.draw(st.lists(st.integers(0, BLOCKS - 1), min_size=1, max_size=BLOCKS, unique=True))
     records = {}
     for index in indexes:
-        memory = landed(twins, record_of(twins.chain, index))
+        memory = twins.landed(record_of(twins.chain, index))
         data.draw(damage(memory, twins.layout.parts))
         if data.draw(st.integers(0, 9)) == 0:
             memory = memory[: data.draw(st.integers(0, memory.nbytes))].copy()

@@ -185,6 +185,12 @@ class Twins:
         last = sum(self.layout.part_nbytes[: parts.stop])
         return parts, first, -(-(last - first) // 4096) * 4096
 
+    def landed(self, record: Bytes) -> Bytes:
+        """The bytes that the read brings of a record: all, or the header and the wanted span."""
+        _, base, nbytes = self.span()
+        header = self.geometry.header_nbytes
+        return np.concatenate([record[:header], record[header + base : header + base + nbytes]])
+
     def landing(self, index: int, memory: Bytes) -> Landing:
         segment: Segment = None  # type: ignore[assignment]  # nobody asks for it here
         space = self.chain.namespace

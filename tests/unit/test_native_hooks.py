@@ -305,6 +305,16 @@ def test_layers_are_read_by_themselves() -> None:
     assert memories(twins.native_wholes)[0][128:256] == record[4096 + 128 : 4096 + 256].tobytes()
 
 
+def test_layers_that_begin_behind_the_first_page() -> None:
+    chain = chain_for(LARGE)
+    twins = Twins(chain, layers=range(1, 2))
+    assert twins.span() == (range(2, 4), 262_144, 262_144)
+    record = record_of(chain, 1)
+    expected, found, _, copied = twins.read(native, {1: twins.landed(record)})
+    assert found == expected == [HIT] and copied == [True]
+    assert memories(twins.native_wholes)[0][262_144 : 2 * 262_144] == record[4096 + 262_144 :].tobytes()
+
+
 def test_memory_stays_while_a_hook_has_it() -> None:
     twins = Twins(CHAIN, Form("parts"))
     shape, places, claims = twins.native_side(native)
@@ -368,6 +378,20 @@ def test_a_filled_slot_by_hand(layout: KVLayout) -> None:
     header = front + struct.pack("<I", crc(front + bytes(4) + back)) + back
     assert slot[:4096].tobytes() == header
     assert slot[4096:].tobytes() == payload + bytes(slot.nbytes - 4096 - len(payload))
+
+
+def test_a_put_that_was_given_up_leaves_its_slot_alone() -> None:
+    slot = random_bytes(8192, seed=1)
+    claims = native.Claims(BLOCKS)
+    buffers = BlockBuffers(SMALL, random_bytes(BLOCKS * 256), BLOCKS)
+    item = native.Fill(
+        slot, shape_of(SMALL), b"k" * 32, b"p" * 32, 7, b"s" * 16, 11, 12,
+        places=native.Places(buffers.pieces, list(SMALL.part_nbytes), 0, buffers), block=1, claims=claims, claim=1,
+    )  # fmt: skip
+    assert claims.give_up() == [0, 1, 2]
+    native.FillHook([item])(done())
+    assert not item.done
+    assert np.array_equal(slot, random_bytes(8192, seed=1))
 
 
 def crc(data: bytes) -> int:
