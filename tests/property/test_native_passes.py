@@ -34,7 +34,7 @@ from kvterrace.types import Hit, Tier
 
 native: Any = pytest.importorskip("kvterrace._native", reason="the native module is not built")
 
-MANY = settings(max_examples=300, deadline=None)
+MANY = settings(max_examples=200, deadline=None)
 DONE = IoResult(IoRequest(IoKind.CALL, IoClass.DEMAND))
 
 layouts = st.builds(

@@ -38,8 +38,9 @@ from kvterrace.types import Corrupt, DeviceFailed, Hit, Stale, Tier
 
 native: Any = pytest.importorskip("kvterrace._native", reason="the native module is not built")
 
-#: Four parts of 64 B, and of 131,072 B: the second goes past the cache.
+#: Four parts of 64 B, of 49,152 B, and of 131,072 B: only the last go past the cache.
 SMALL = KVLayout(layers=2, kv_heads=1, head_dim=8, dtype="float16", block_tokens=4)
+MEDIUM = KVLayout(layers=2, kv_heads=4, head_dim=128, dtype="float16", block_tokens=48)
 LARGE = KVLayout(layers=2, kv_heads=4, head_dim=128, dtype="float16", block_tokens=128)
 HIT = Hit(Tier.SSD)
 
@@ -411,9 +412,10 @@ def _entry(value: int) -> int:
 _TABLE = [_entry(value) for value in range(256)]
 
 
-def test_a_sum_is_that_of_the_slot_even_while_the_caller_writes() -> None:
+@pytest.mark.parametrize("layout", [MEDIUM, LARGE], ids=["through the cache", "past it"])
+def test_a_sum_is_that_of_the_slot_even_while_the_caller_writes(layout: KVLayout) -> None:
     """A caller that breaks the rules gets a block of mixed bytes, never one that is refused later."""
-    source = random_bytes(BLOCKS * LARGE.block_nbytes)
+    source = random_bytes(BLOCKS * layout.block_nbytes)
     stop = threading.Event()
 
     def disturb() -> None:
@@ -425,10 +427,9 @@ def test_a_sum_is_that_of_the_slot_even_while_the_caller_writes() -> None:
     thread = threading.Thread(target=disturb)
     thread.start()
     try:
-        for _ in range(40):
-            slot = np.empty(4096 + LARGE.block_nbytes, np.uint8)
-            item = fill(LARGE, source, slot)
-            native.FillHook([item])(done())
+        for _ in range(60):
+            slot = np.empty(4096 + layout.block_nbytes, np.uint8)
+            native.FillHook([fill(layout, source, slot)])(done())
             header = rec.decode_header(slot)
             assert isinstance(header, rec.RecordHeader)
             assert rec.verify_parts(header, slot[4096:]) is None
