@@ -427,7 +427,7 @@ def test_a_sum_is_that_of_the_slot_even_while_the_caller_writes(layout: KVLayout
     thread = threading.Thread(target=disturb)
     thread.start()
     try:
-        for _ in range(60):
+        for _ in range(300):
             slot = np.empty(4096 + layout.block_nbytes, np.uint8)
             native.FillHook([fill(layout, source, slot)])(done())
             header = rec.decode_header(slot)
