@@ -337,6 +337,18 @@ def test_memory_stays_while_a_hook_has_it() -> None:
     assert all(one() is None for one in watched)
 
 
+def test_parts_that_differ_only_in_how_far_apart_blocks_are() -> None:
+    rooms = [np.zeros((BLOCKS, 64 * (1 + part)), np.uint8) for part in range(4)]
+    places = native.Places([room[:, :64] for room in rooms], [64] * 4)
+    record, claims = record_of(CHAIN, 2), native.Claims(1)
+    copy = native.Copy(record, shape_of(SMALL), places=places, block=2, claims=claims, claim=0)
+    native.CopyHook([copy])(done())
+    for part, room in enumerate(rooms):
+        start = 4096 + 64 * part
+        assert room[2, :64].tobytes() == record[start : start + 64].tobytes()
+        assert not room[:2].any() and not room[2, 64:].any()
+
+
 def test_a_copy_that_ran_is_ended() -> None:
     twins = Twins(CHAIN)
     shape, places, claims = twins.native_side(native)
