@@ -39,7 +39,7 @@ def _leak_fd() -> None:
         _leaked.append(os.open(os.devnull, os.O_RDONLY))
         close_file(self, file)
 
-    PosixEngine.close_file = leaking  # type: ignore[method-assign]
+    PosixEngine.close_file = leaking  # type: ignore[method-assign, assignment]
 
 
 def _leak_thread() -> None:

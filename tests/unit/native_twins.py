@@ -11,16 +11,17 @@ import numpy as np
 import numpy.typing as npt
 
 from kvterrace.buffers import BlockBuffers, Bytes
+from kvterrace.engine.claims import PythonClaims
+from kvterrace.engine.core import NamespaceEntry
 from kvterrace.engine.landing import Copy, Landing, Want, device_failed, finish_read, scatter_all, verify
 from kvterrace.engine.ledger import Geometry
-from kvterrace.engine.space import Segment
 from kvterrace.engine.transfers import Transfer, TransferKind
 from kvterrace.format import record as rec
-from kvterrace.format.passes import Landed, check_layout, fault_of
+from kvterrace.format.passes import Landed, fault_of
 from kvterrace.io.base import IoClass, IoKind, IoRequest, IoResult
 from kvterrace.keys import KeyChain, Namespace
 from kvterrace.layout import KVLayout
-from kvterrace.types import Corrupt, DeviceFailed, GetOutcome, Hit, Stale, Tier
+from kvterrace.types import Corrupt, GetOutcome, Hit, Stale, Tier
 
 BLOCKS = 3
 NONCE = bytes(range(16))
@@ -148,8 +149,6 @@ class Twins:
     promote_only: bool = False
 
     def __post_init__(self) -> None:
-        #: A record was refused for its layout alone, which the Python path does not look at.
-        self.stricter = False
         self.layout = self.chain.namespace.layout
         sizes = self.layout.part_nbytes
         self.geometry = Geometry(rec.header_nbytes_for(len(sizes)), sum(sizes))
@@ -161,6 +160,9 @@ class Twins:
             TransferKind.GET, self.chain, 0, BLOCKS,
             buffers=None if self.promote_only else self.buffers, submitted_s=0.0, deadline_s=None, layers=self.layers,
         )  # fmt: skip
+        self.transfer.claims = PythonClaims(BLOCKS)
+        space = self.chain.namespace
+        self.entry = NamespaceEntry(space.digest, space.epoch, self.geometry, rec.part_table(sizes), space)
 
     def native_side(self, native: Any) -> tuple[Any, Any, Any]:
         """Shape, places and claims."""
@@ -192,11 +194,10 @@ class Twins:
         return np.concatenate([record[:header], record[header + base : header + base + nbytes]])
 
     def landing(self, index: int, memory: Bytes) -> Landing:
-        segment: Segment = None  # type: ignore[assignment]  # nobody asks for it here
-        space = self.chain.namespace
+        nobody: Any = None  # asks for them here
         return Landing(
-            Want(self.transfer, index, 0), memory, segment, WHERE, OFFSET, NONCE, self.chain.key(index), space.digest,
-            space.epoch, PUT_SEQ, self.geometry, self.span()[0],
+            Want(self.transfer, index, 0), memory, nobody, nobody, WHERE, OFFSET, NONCE, self.chain.key(index),
+            self.entry, PUT_SEQ, self.span()[0],
         )  # fmt: skip
 
     def read(
@@ -227,7 +228,7 @@ class Twins:
         request = IoRequest(IoKind.READ, IoClass.DEMAND, None, OFFSET, [one.memory for one in ones])
         wanted = sum(one.memory.nbytes for one in ones)
         result = IoResult(request, wanted if moved is None else moved, error)
-        before = bytes(self.transfer._states)
+        before = self.copied_states
         if self.layers is None:
             finish_read(ones, result)
             native.ReadHook(twins)(result)
@@ -238,32 +239,18 @@ class Twins:
         outcomes: list[GetOutcome] = []
         for one in ones:
             assert one.outcome is not None and one.fault is None
-            outcomes.append(self._stricter(one))
+            outcomes.append(one.outcome)
         found = [native_outcome(twin, one, result) for twin, one in zip(twins, ones, strict=True)]
-        states = self.transfer._states
-        copied = [states[one.want.index] == 1 and before[one.want.index] == 0 for one in ones]
+        after = self.copied_states
+        copied = [after[one.want.index] and not before[one.want.index] for one in ones]
         return outcomes, found, copied, [twin.copied for twin in twins]
 
-    def _stricter(self, one: Landing) -> GetOutcome:
-        """What the Python path says, and that parts lie where the layout has them, which it does not ask."""
-        header = rec.decode_header(one.memory)
-        if isinstance(one.outcome, DeviceFailed) or isinstance(header, rec.BadRecord):
-            assert one.outcome is not None
-            return one.outcome
-        same = (header.header_nbytes, header.payload_nbytes) == (
-            one.geometry.header_nbytes,
-            one.geometry.payload_nbytes,
-        )
-        who = rec.check_identity(
-            header, key=one.key, namespace=one.namespace, epoch=one.epoch, put_seq=one.put_seq, nonce=one.nonce,
-            offset=one.offset,
-        )  # fmt: skip
-        fault = check_layout(header, self.layout.part_nbytes) if same and who is None else None
-        assert one.outcome is not None
-        if fault is None:
-            return one.outcome
-        self.stricter = True
-        return Corrupt(one.where, fault.reason)
+    @property
+    def copied_states(self) -> list[bool]:
+        """Which blocks the Python path has copied."""
+        claims = self.transfer.claims
+        assert isinstance(claims, PythonClaims)
+        return [state == 2 for state in claims._states]
 
 
 def native_outcome(verdict: Any, one: Landing, result: IoResult) -> GetOutcome:
@@ -283,8 +270,7 @@ def native_outcome(verdict: Any, one: Landing, result: IoResult) -> GetOutcome:
 def copy_both(twins: Twins, native: Any, slots: dict[int, Bytes]) -> None:
     """Scatter records from their slots to the caller, on both sides."""
     shape, places, claims = twins.native_side(native)
-    header = twins.geometry.header_nbytes
-    group = [Copy(Want(twins.transfer, index, 0), slot[header:]) for index, slot in slots.items()]
+    group = [Copy(Want(twins.transfer, index, 0), slot, twins.entry) for index, slot in slots.items()]
     items = [
         native.Copy(slot.copy(), shape, places=places, block=index, claims=claims, claim=index)
         for index, slot in slots.items()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import functools
 import importlib
+import os
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Protocol
@@ -22,7 +23,22 @@ from kvterrace.format.record import (
     StaleRecord,
 )
 
-__all__ = ["Expected", "Landed", "Reason", "Verdict", "check_layout", "fault_of", "native"]
+__all__ = [
+    "VARIABLE",
+    "Copied",
+    "Expected",
+    "Filled",
+    "Landed",
+    "Reason",
+    "Verdict",
+    "check_layout",
+    "fault_of",
+    "native",
+    "record_shape",
+]
+
+#: Environment variable; `off`: do without the native module, also where it was built.
+VARIABLE = "KVTERRACE_NATIVE"
 
 _RAW = 0
 
@@ -102,20 +118,49 @@ class Verdict(Protocol):
         ...
 
     @property
+    def copied(self) -> bool:
+        """Whether the caller's memory was written."""
+        ...
+
+    @property
     def fault(self) -> tuple[int, tuple[int, ...], bytes]:
         """A `Reason`, its numbers, and the 32 bytes that were found (a nonce takes the first half)."""
+        ...
+
+
+class Copied(Protocol):
+    """A native `Copy` whose hook has run."""
+
+    @property
+    def copied(self) -> bool:
+        """Whether the caller's memory was written; else the block was settled by then."""
+        ...
+
+
+class Filled(Protocol):
+    """A native `Fill` whose hook has run."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the slot holds the block's record now; else the block was settled by then."""
         ...
 
 
 class Expected(Protocol):
     """What a landing's record had to be."""
 
-    nonce: bytes
-    key: bytes
-    namespace: bytes
-    epoch: int
-    put_seq: int
-    offset: int
+    @property
+    def nonce(self) -> bytes: ...
+    @property
+    def key(self) -> bytes: ...
+    @property
+    def namespace(self) -> bytes: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def put_seq(self) -> int: ...
+    @property
+    def offset(self) -> int: ...
 
 
 def fault_of(verdict: Verdict, expected: Expected) -> BadRecord | StaleRecord | None:
@@ -168,13 +213,30 @@ def check_layout(header: RecordHeader, part_nbytes: Sequence[int]) -> BadRecord 
 
 @functools.cache
 def native() -> ModuleType | None:
-    """The native module, or None where it was not built."""
+    """The native module, or None where it was not built or `VARIABLE` is `off`. Found out once in a process."""
+    if os.environ.get(VARIABLE) == "off":
+        return None
     try:
         return importlib.import_module("kvterrace._native")
     except ModuleNotFoundError as error:
         if error.name != "kvterrace._native":
             raise
         return None
+
+
+def record_shape(
+    namespace: bytes, epoch: int, header_nbytes: int, payload_nbytes: int, part_nbytes: Sequence[int]
+) -> object:
+    """What all records of a namespace have in common, for the native passes; None without them. `part_nbytes`: empty
+    where the layout is not known.
+    """
+    module = native()
+    if module is None:
+        return None
+    # A footer can say more than a record can be; no header will agree with either figure.
+    payload_nbytes = min(payload_nbytes, 2**32 - 1)
+    shape: object = module.RecordShape(namespace, epoch, header_nbytes, payload_nbytes, list(part_nbytes))
+    return shape
 
 
 def _bad(reason: Reason, *numbers: int) -> BadRecord:
