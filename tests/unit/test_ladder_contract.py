@@ -100,6 +100,7 @@ class TestSsdOnTwoDrives(TestSsdOnFiles):
             clock=clock,
             writes=WritePolicy(batch_nbytes=8192),
             busy_after_s=20.0,
+            segment_nbytes=6 * self.RECORD_NBYTES,  # the suite's chain of six fills half of one on each drive
         )
 
     @contextlib.contextmanager
