@@ -12,3 +12,9 @@ settings.load_profile("kvterrace")
 def python_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stores opened from now on do without the native passes."""
     monkeypatch.setattr("kvterrace.format.passes.native", lambda: None)
+
+
+@pytest.fixture
+def python_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`open_store` takes the engine of Python threads: the only one whose system calls a test can replace."""
+    monkeypatch.setenv("KVTERRACE_ENGINE", "posix")

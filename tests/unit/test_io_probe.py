@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib.util
 import os
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 from kvterrace.errors import ConfigError
 from kvterrace.io import PosixEngine, probe
 
-NATIVE = probe.why_not_native() is None
+NATIVE = importlib.util.find_spec("kvterrace._native") is not None
 needs_native = pytest.mark.skipif(not NATIVE, reason="the extension module is not built: make native")
 
 #: Makes io_uring_setup (425 on every architecture but alpha) fail, as container runtimes do.
@@ -49,7 +50,8 @@ USE = """
 
 
 def run(code: str, env: Mapping[str, str] | None = None) -> str:
-    clean = {name: value for name, value in os.environ.items() if name != probe.VARIABLE} | dict(env or {})
+    variables = (probe.VARIABLE, probe.MODULE_VARIABLE)
+    clean = {name: value for name, value in os.environ.items() if name not in variables} | dict(env or {})
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False, env=clean
     )
@@ -141,3 +143,15 @@ def test_an_engine_bears_the_name_it_is_given(monkeypatch: pytest.MonkeyPatch) -
     assert isinstance(engine, PosixEngine)
     assert (engine.name, choice.forced, choice.degraded) == ("nvme0", True, False)
     assert engine.close(10.0)
+
+
+def test_without_the_module_on_request_there_is_no_warning() -> None:
+    name, kind, degraded, reason = run(textwrap.dedent(USE), {"KVTERRACE_NATIVE": "off"}).split("|")
+    assert (name, kind, degraded, reason) == ("posix", "PosixEngine", "False", "KVTERRACE_NATIVE=off")
+
+
+@needs_native
+def test_the_passes_go_with_the_module() -> None:
+    shown = "from kvterrace.format import passes; print(passes.native() is not None)"
+    assert run(shown, {"KVTERRACE_NATIVE": "off"}) == "False"
+    assert run(shown, {"KVTERRACE_NATIVE": "auto"}) == "True"

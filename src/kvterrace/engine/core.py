@@ -152,6 +152,7 @@ def _drive_stats(volume: Volume) -> DriveStats:
     space = volume.space
     return DriveStats(
         folder=str(volume.files.folder),
+        engine=volume.engine.name,
         live_nbytes=space.live_nbytes,
         file_nbytes=space.file_nbytes,
         nbytes=space.cap_nbytes,

@@ -21,6 +21,8 @@ _log = logging.getLogger(__name__)
 ENGINES = ("uring", "native-posix", "posix")
 #: Environment variable that names an engine, for those who know better.
 VARIABLE = "KVTERRACE_ENGINE"
+#: Environment variable that does without the extension module, if it is `off`.
+MODULE_VARIABLE = "KVTERRACE_NATIVE"
 
 _REASONS = {
     errno.ENOSYS: "the kernel has none, or a seccomp filter hides it",
@@ -54,6 +56,8 @@ class Choice:
 @functools.cache
 def why_not_native() -> str | None:
     """Why the extension module cannot be used; None if it can."""
+    if os.environ.get(MODULE_VARIABLE) == "off":
+        return f"{MODULE_VARIABLE}=off"
     try:
         import kvterrace._native  # noqa: F401 - that is the question
     except ImportError as error:
@@ -83,7 +87,7 @@ def choose() -> Choice:
         return _wanted(wanted)
     missing = why_not_native()
     if missing is not None:
-        return Choice("posix", missing)
+        return Choice("posix", missing, forced=missing.startswith(MODULE_VARIABLE))
     refused = why_not_uring()
     if refused is not None:
         return Choice("native-posix", refused)
