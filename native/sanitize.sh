@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Build with a sanitizer (address, undefined or thread) and run the stress test with it; for the first two, the engines'
-# Python tests as well. Called by make, with the sanitizer and the folder of the environment's programs.
+# Build with a sanitizer (address, undefined or thread) and run the stress test with it; for the first two, the Python tests
+# of the engines and of the record passes as well. Called by make, with the sanitizer and the folder of the environment's programs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 sanitizer=$1 bin=$2
@@ -22,4 +22,6 @@ export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 if [ "$sanitizer" = thread ]; then exit 0; fi
 library=$(c++ -print-file-name="lib$([ "$sanitizer" = address ] && echo asan || echo ubsan).so")
 LD_PRELOAD="$library $(c++ -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 PYTHONPATH="$folder/src" \
-  "$bin/python" -m pytest -q tests/unit/test_io_native.py tests/unit/test_io_native_contract.py tests/unit/test_io_scheduler.py
+  "$bin/python" -m pytest -q tests/unit/test_io_native.py tests/unit/test_io_native_contract.py \
+  tests/unit/test_io_scheduler.py tests/unit/test_ladder_native.py tests/unit/test_native_*.py \
+  tests/property/test_native_passes.py tests/property/test_passes_agree.py
