@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import crc32c as reference
@@ -194,10 +195,11 @@ class Twins:
         return np.concatenate([record[:header], record[header + base : header + base + nbytes]])
 
     def landing(self, index: int, memory: Bytes) -> Landing:
-        nobody: Any = None  # asks for them here
+        volume: Any = SimpleNamespace(files=SimpleNamespace(where=lambda *_: WHERE))
+        segment: Any = SimpleNamespace(number=0)
         return Landing(
-            Want(self.transfer, index, 0), memory, nobody, nobody, WHERE, OFFSET, NONCE, self.chain.key(index),
-            self.entry, PUT_SEQ, self.span()[0],
+            Want(self.transfer, index, 0), memory, volume, segment, OFFSET, NONCE, self.chain.key(index), self.entry,
+            PUT_SEQ, self.span()[0],
         )  # fmt: skip
 
     def read(

@@ -132,6 +132,7 @@ class Filler:
         chain = transfer.chain
         assert chain is not None
         fills: list[_Fill] = []
+        created_unix_ns = int(core.clock.unix_s() * 1e9)
         while one.index < one.stop and transfer.is_open(one.index):
             known = ledger.find(chain, one.stop)  # anew each time: making room may have cut what hung behind
             there = ledger.on_ladder(known)
@@ -151,7 +152,7 @@ class Filler:
                 if put_seq is None:
                     ledger.let_go(block)
                     break
-                fills.append(self._fill(transfer, one.index, block, put_seq))
+                fills.append(self._fill(transfer, one.index, block, put_seq, created_unix_ns))
                 one.index += 1
                 continue
             ids, first = ledger.begin_put(
@@ -163,7 +164,7 @@ class Filler:
                 now_s=now_s,
             )
             for more, block in enumerate(ids.tolist()):
-                fills.append(self._fill(transfer, one.index + more, block, first + more))
+                fills.append(self._fill(transfer, one.index + more, block, first + more, created_unix_ns))
             one.index += len(ids)
             break
         ledger.touch(chain, one.index, now_s)
@@ -190,9 +191,8 @@ class Filler:
                 self._settle_present(one.transfer, index, int(known[index]))
         one.give_up(outcome)
 
-    def _fill(self, transfer: Transfer, index: int, block: int, put_seq: int) -> _Fill:
+    def _fill(self, transfer: Transfer, index: int, block: int, put_seq: int, created_unix_ns: int) -> _Fill:
         core = self._core
-        created_unix_ns = int(core.clock.unix_s() * 1e9)
         return _Fill(transfer, index, block, core.slot(block), core.entry_of(block), put_seq, created_unix_ns)
 
     def _on_filled(self, group: list[_Fill]) -> OnResult:

@@ -63,7 +63,6 @@ class Landing:
     memory: Bytes
     volume: Volume
     segment: Segment
-    where: str
     offset: int
     nonce: bytes
     key: bytes
@@ -74,6 +73,11 @@ class Landing:
     fault: DeviceFailed | None = None  # of the caller's buffer: the block itself is fine
     missing: bool = False  # the file ended before the record did, or was not there
     verdict: Verdict | None = None  # of the native pass, until it is taken in
+
+    @property
+    def where(self) -> str:
+        """Its place, for messages."""
+        return self.volume.files.where(self.segment.number, self.offset)
 
     @property
     def namespace(self) -> bytes:

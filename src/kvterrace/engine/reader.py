@@ -267,7 +267,6 @@ class Reader:
             memory,
             volume,
             volume.space.segments[number],
-            volume.files.where(number, offset),
             offset,
             volume.files.nonce(number),
             core.ledger.key_of(want.block),
