@@ -7,7 +7,8 @@
 #   SOAK_S          seconds of `make soak`
 #   SOAK_ARGS       passed on to the soak (SOAK_ARGS="--help")
 #   SCALE_ARGS      passed on to benchmarks/scale.py
-#   KVTERRACE_NATIVE  auto: build the extension module if there is a C++ compiler (the default); require; off
+#   KVTERRACE_NATIVE  auto: build the extension module if there is a C++ compiler (the default); require; off. At run time, off
+#                   does without it
 #   TORCH_SPEC      which torch to install
 #   PIP_TORCH_ARGS  how pip finds it. On x86-64, PyPI's torch is a CUDA build of several GB; for the CPU build say
 #                   PIP_TORCH_ARGS="--index-url https://download.pytorch.org/whl/cpu"
@@ -85,7 +86,7 @@ native: $(VENV)/.stamp-test ## Build the extension module into src/, where it ha
 	@native/build.sh $(BIN)
 
 .PHONY: native-asan native-ubsan native-tsan
-native-asan: native ## Stress and Python tests of the engines under AddressSanitizer
+native-asan: native ## Stress and Python tests of the module under AddressSanitizer
 	native/sanitize.sh address $(BIN)
 native-ubsan: native ## The same under UndefinedBehaviorSanitizer
 	native/sanitize.sh undefined $(BIN)

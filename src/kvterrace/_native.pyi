@@ -87,3 +87,125 @@ class Core:
     def perform(self, number: int, /) -> None: ...
 
 def keep_forever(one: object, /) -> None: ...
+
+# Passes over records. `kvterrace.format.passes` has the words for what they find.
+
+def crc32c(data: object, value: int = 0) -> int: ...
+def crc32c_software(data: object, value: int = 0) -> int: ...
+def crc32c_combine(crc_a: int, crc_b: int, nbytes_b: int) -> int: ...
+def crc32c_kernel() -> str:
+    """What `crc32c` runs on: sse4.2, armv8 or software."""
+
+def copy_crc32c(dst: object, src: object, value: int = 0) -> int:
+    """Copy `src` to `dst` (of one size, apart); the CRC32C of what is there then."""
+
+def stream_crc32c(dst: object, src: object, value: int = 0) -> int:
+    """The same, past the cache."""
+
+class Claims:
+    """As `kvterrace.engine.claims.Claims`."""
+
+    def __init__(self, blocks: int) -> None: ...
+    def __len__(self) -> int: ...
+    def begin_copy(self, at: int) -> bool: ...
+    def end_copy(self, at: int) -> None: ...
+    def settle(self, at: int) -> bool: ...
+    def give_up(self) -> list[int]: ...
+    def is_open(self, at: int) -> bool: ...
+
+class RecordShape:
+    """What all records of a namespace have in common."""
+
+    def __init__(
+        self, namespace: bytes, epoch: int, header_nbytes: int, payload_nbytes: int, part_nbytes: Sequence[int]
+    ) -> None:
+        """`part_nbytes`: empty where the layout is not known; such records can only be promoted."""
+
+class Places:
+    """A caller's memory, part by part."""
+
+    def __init__(
+        self, arrays: list[object], part_nbytes: Sequence[int], first_part: int = 0, owner: object = None
+    ) -> None:
+        """`arrays`: as `BlockBuffers.pieces`. They are kept alive, and so is `owner`: what their memory belongs to.
+
+        Raises ValueError where they do not hold such parts.
+        """
+
+class Landing:
+    """A record on its way into memory, and what it must turn out to be."""
+
+    def __init__(
+        self,
+        memory: object,
+        shape: RecordShape,
+        key: bytes,
+        put_seq: int,
+        nonce: bytes,
+        offset: int,
+        *,
+        places: Places | None = None,
+        block: int = 0,
+        claims: Claims | None = None,
+        claim: int = 0,
+        parts: tuple[int, int] | None = None,
+        base: int = 0,
+    ) -> None:
+        """`memory`: header, then the payload from its offset `base` on. `places`: None to promote only."""
+    @property
+    def landed(self) -> int: ...
+    @property
+    def copied(self) -> bool: ...
+    @property
+    def fault(self) -> tuple[int, tuple[int, ...], bytes]: ...
+
+class Copy:
+    """A block on its way from a slot to the caller."""
+
+    def __init__(
+        self, slot: object, shape: RecordShape, *, places: Places, block: int, claims: Claims, claim: int
+    ) -> None: ...
+    @property
+    def copied(self) -> bool: ...
+
+class Fill:
+    """A block on its way from the caller into a slot."""
+
+    def __init__(
+        self,
+        slot: object,
+        shape: RecordShape,
+        key: bytes,
+        parent: bytes,
+        depth: int,
+        sequence: bytes,
+        put_seq: int,
+        created_unix_ns: int,
+        *,
+        places: Places,
+        block: int,
+        claims: Claims,
+        claim: int,
+    ) -> None: ...
+    @property
+    def done(self) -> bool: ...
+
+class ReadHook(Hook):
+    """Verify what one read brought, and scatter what is right."""
+
+    def __init__(self, items: list[Landing]) -> None: ...
+
+class VerifyHook(Hook):
+    """The same for bytes that are in memory already."""
+
+    def __init__(self, items: list[Landing]) -> None: ...
+
+class CopyHook(Hook):
+    """Scatter blocks from their slots."""
+
+    def __init__(self, items: list[Copy]) -> None: ...
+
+class FillHook(Hook):
+    """Gather blocks into their slots, sum them and write their headers."""
+
+    def __init__(self, items: list[Fill]) -> None: ...
