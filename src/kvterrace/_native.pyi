@@ -131,6 +131,8 @@ class Places:
 
         Raises ValueError where they do not hold such parts.
         """
+    def release(self) -> None:
+        """Let go of the arrays and of `owner`. Only when every claim on the blocks is settled."""
 
 class Landing:
     """A record on its way into memory, and what it must turn out to be."""

@@ -168,7 +168,10 @@ void bind_places(nb::module_& module) {
           nb::arg("arrays"), nb::arg("part_nbytes"), nb::arg("first_part") = 0,
           nb::arg("owner") = nb::none(),
           "NumPy arrays whose first axis counts blocks: one for each part, or one of all, along its second axis or as plain "
-          "bytes. They are kept alive, and so is `owner`: what else their memory belongs to.");
+          "bytes. They are kept alive, and so is `owner`: what else their memory belongs to.")
+      .def(
+          "release", [](OwnedPlaces& self) { self.arrays = nb::tuple(), self.owner = nb::none(); },
+          "Let go of the arrays and of `owner`. Only when every claim on the blocks is settled: nobody looks at them then.");
 }
 
 }  // namespace kvterrace::record

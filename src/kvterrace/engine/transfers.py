@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import threading
+from typing import Protocol
 
 from kvterrace.buffers import BlockBuffers
 from kvterrace.engine.claims import new_claims
@@ -133,15 +134,24 @@ class Transfer:
 
     def _ended(self, at: int, outcome: GetOutcome | PutOutcome) -> None:
         self._outcomes[at] = outcome
-        self._open -= 1
-        if not self._open:
+        if self._open == 1:  # before anybody can see that it is done: the caller's memory is the caller's again
+            if self.places is not None:
+                self.places.release()  # a read that hangs may hold them for long
             self.buffers = self.places = None
+        self._open -= 1
 
 
-def _places(chain: KeyChain | None, buffers: BlockBuffers | None) -> object:
+class _Places(Protocol):
+    """A caller's memory, as the native module has it."""
+
+    def release(self) -> None: ...
+
+
+def _places(chain: KeyChain | None, buffers: BlockBuffers | None) -> _Places | None:
     """Made at once, not when it is needed: an array of the caller's may get another shape by then."""
     native = passes.native()
     if native is None or chain is None or buffers is None or not buffers.blocks:
         return None
     sizes = chain.namespace.layout.part_nbytes[buffers.parts.start : buffers.parts.stop]
-    return native.Places(buffers.pieces, list(sizes), buffers.parts.start, buffers)
+    places: _Places = native.Places(buffers.pieces, list(sizes), buffers.parts.start, buffers)
+    return places
