@@ -7,6 +7,8 @@
 #   SOAK_S          seconds of `make soak`
 #   SOAK_ARGS       passed on to the soak (SOAK_ARGS="--help")
 #   SCALE_ARGS      passed on to benchmarks/scale.py
+#   KVTERRACE_NATIVE  auto: build the extension module if there is a C++ compiler (the default); require; off. At run time, off
+#                   does without it
 #   TORCH_SPEC      which torch to install
 #   PIP_TORCH_ARGS  how pip finds it. On x86-64, PyPI's torch is a CUDA build of several GB; for the CPU build say
 #                   PIP_TORCH_ARGS="--index-url https://download.pytorch.org/whl/cpu"
@@ -39,16 +41,16 @@ TEST_FOLDERS = $(wildcard tests/unit tests/property tests/crash)
 
 ##@ Use
 .PHONY: demo
-demo: $(VENV)/.stamp-engines ## Restore from SSD against recompute, on a small model (DEMO_ARGS="--help" for options)
+demo: $(VENV)/.stamp-engines native ## Restore from SSD against recompute, on a small model (DEMO_ARGS="--help" for options)
 	$(BIN)/kvterrace demo $(DEMO_ARGS)
 
 ##@ Develop
 .PHONY: test
-test: lint ## Static checks, then unit, property and crash tests; needs no torch
+test: lint native ## Static checks, then unit, property and crash tests; needs no torch
 	$(BIN)/python -m pytest $(TEST_FOLDERS) $(PYTEST_ARGS)
 
 .PHONY: test-integration
-test-integration: $(VENV)/.stamp-test $(VENV)/.stamp-engines $(VENV_OLDEST)/.stamp ## Engine adapters, with the newest and the oldest supported Transformers
+test-integration: $(VENV)/.stamp-test $(VENV)/.stamp-engines $(VENV_OLDEST)/.stamp native ## Engine adapters, with the newest and the oldest supported Transformers
 	$(BIN)/python -m pytest tests/integration $(PYTEST_ARGS)
 	$(VENV_OLDEST)/bin/python -m pytest tests/integration $(PYTEST_ARGS)
 
@@ -78,10 +80,24 @@ env-engines: $(VENV)/.stamp-engines ## The full environment: torch, Transformers
 bench-scale: $(VENV)/.stamp-test ## What a store of a million blocks costs (SCALE_ARGS="--help" for options)
 	$(BIN)/python benchmarks/scale.py $(SCALE_ARGS)
 
+##@ Data plane (C++)
+.PHONY: native
+native: $(VENV)/.stamp-test ## Build the extension module into src/, where it has changed
+	@native/build.sh $(BIN)
+
+.PHONY: native-asan native-ubsan native-tsan
+native-asan: native ## Stress and Python tests of the module under AddressSanitizer
+	native/sanitize.sh address $(BIN)
+native-ubsan: native ## The same under UndefinedBehaviorSanitizer
+	native/sanitize.sh undefined $(BIN)
+native-tsan: native ## Stress test under ThreadSanitizer
+	native/sanitize.sh thread $(BIN)
+
 ##@ Tidy
 .PHONY: clean
 clean: ## Remove environments, caches and builds
 	rm -rf $(VENV) $(VENV_OLDEST) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -f src/kvterrace/_native*.so
 	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 .PHONY: help

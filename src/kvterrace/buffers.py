@@ -103,6 +103,14 @@ class BlockBuffers:
                 )
         return self
 
+    @property
+    def pieces(self) -> list[npt.NDArray[Any]]:
+        """The same memory as few arrays, for one who copies it without us: their first axis counts blocks, and one
+        behind the other they hold a block's parts in order. One array holds all parts, along its second axis or as
+        plain bytes; else there is one for each part. They do not keep that memory alive: keep this object as well.
+        """
+        return list(self._pieces)
+
     def copy_in(self, block: int, part: int, slot: Bytes) -> None:
         """Copy the caller's part of `block` into `slot` (exactly its bytes). `part` counts from `parts.start`."""
         array = self._arrays[part][block]

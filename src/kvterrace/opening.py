@@ -12,7 +12,8 @@ from kvterrace.engine.dirty import WritePolicy
 from kvterrace.engine.space import MIN_CAP_NBYTES, MOST_VOLUMES
 from kvterrace.errors import ConfigError
 from kvterrace.format.record import PAGE_NBYTES
-from kvterrace.io.posix import PosixEngine
+from kvterrace.io.base import IoEngine
+from kvterrace.io.probe import best_engine, choose
 from kvterrace.shutdown import flush_at_exit
 from kvterrace.store import Store
 from kvterrace.tiers.directory import StoreDirectory
@@ -41,6 +42,9 @@ def open_store(
     process alone, and only until the block is written anew. What a reader puts stays in its own DRAM, is never written,
     and goes when that room is wanted; its `flush` owes the drive nothing: True once the puts under way have ended.
 
+    Each drive gets an I/O engine of the best kind that works here, or the kind that the environment variable
+    KVTERRACE_ENGINE names: uring, native-posix or posix. `kvterrace doctor` says which, and why.
+
     Args:
         path: folder of the store; None for a ladder of DRAM alone. Several drives: a folder on each, in any order. Long
             prompts then lie on all of them, and are read from all at once. A drive left out, added or back again is
@@ -59,7 +63,7 @@ def open_store(
             drives that the writer has. `ssd_bytes`, `write_behind_s` and `sigterm_flush` mean nothing then.
 
     Raises:
-        ConfigError: an argument that cannot work.
+        ConfigError: an argument that cannot work, or KVTERRACE_ENGINE names an engine that does not.
         StoreUnusableError: or one of its kinds: not a store, a newer format, locked by another process, no permission,
             a drive that is not there, or is one of another store.
     """
@@ -77,15 +81,16 @@ def open_store(
         )
     clock = SystemClock()
     directories: list[StoreDirectory] = []
-    engines: list[PosixEngine] = []
+    engines: list[IoEngine] = []
     try:
         if read_only:
             directories = view_drives(paths, partition)
         elif paths:
             directories = open_drives(paths, partition, created_unix_s=clock.unix_s())
-        names = [f"posix{number}" for number in range(len(directories))] if len(directories) > 1 else ["posix"]
+        kind = choose().name
+        names = [f"{kind}{number}" for number in range(len(directories))] if len(directories) > 1 else [kind]
         for name in names:  # one by one: what was made is closed if the next cannot be
-            engines.append(PosixEngine(name=name))  # noqa: PERF401
+            engines.append(best_engine(name)[0])  # noqa: PERF401
         store = Store(
             dram_nbytes=dram_nbytes,
             ssd_nbytes=ssd_nbytes,

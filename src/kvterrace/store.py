@@ -32,7 +32,7 @@ from kvterrace.engine.volume import make_volumes
 from kvterrace.errors import ConfigError, KVTerraceError, StoreClosedError
 from kvterrace.format.record import PAGE_NBYTES
 from kvterrace.handles import Match, Pin
-from kvterrace.io.base import IoClass, IoEngine, IoKind, IoRequest, IoResult
+from kvterrace.io.base import IoClass, IoEngine, IoKind, IoRequest, IoResult, RegistersMemory
 from kvterrace.keys import KeyChain, Namespace
 from kvterrace.shutdown import closed
 from kvterrace.tiers.directory import StoreDirectory
@@ -99,6 +99,9 @@ class Store:
         volumes = make_volumes(drives, cap_nbytes, segment_nbytes // PAGE_NBYTES * PAGE_NBYTES, clock)
         ledger = Ledger(dram_nbytes, [volume.space for volume in volumes], writes=writes)
         self._core = core = Core(ledger, Arena(dram_nbytes), engine, volumes, clock)
+        for volume in volumes:
+            if isinstance(volume.engine, RegistersMemory):
+                volume.engine.register_memory(core.arena.view(0, core.arena.nbytes))
         found = [volume.recover() for volume in volumes]
         if volumes:
             rebuild(core, [segment for segments in found for segment in segments], clock.monotonic_s())

@@ -7,6 +7,7 @@ import logging
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.crash.kit import (
@@ -24,7 +25,7 @@ from tests.crash.kit import (
 )
 
 from kvterrace import NotAStoreError, StoreUnusableError
-from kvterrace.io.posix import PosixEngine
+from kvterrace.io.files import FileCalls
 
 Mount = Callable[..., Path]
 
@@ -143,14 +144,14 @@ def test_a_read_only_drive(mount: Mount) -> None:
 def stuck(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of files that cannot be removed."""
     names: list[str] = []
-    unlink = PosixEngine.unlink
+    unlink = FileCalls.unlink
 
-    def refusing(self: PosixEngine, path: Path) -> None:
+    def refusing(self: FileCalls[Any], path: Path) -> None:
         if path.name in names:
             raise PermissionError(1, "Operation not permitted", str(path))
         unlink(self, path)
 
-    monkeypatch.setattr(PosixEngine, "unlink", refusing)
+    monkeypatch.setattr(FileCalls, "unlink", refusing)
     return names
 
 

@@ -22,7 +22,7 @@ from kvterrace import Hit, Present, Store, Stored, StoreStats
 from kvterrace.clock import SystemClock
 from kvterrace.engine.blocks import NOWHERE
 from kvterrace.engine.dirty import WritePolicy
-from kvterrace.io.posix import PosixEngine
+from kvterrace.io.probe import best_engine
 from kvterrace.testing.faults import ClockJump, FaultyEngine
 from kvterrace.testing.invariants import check_invariants
 from kvterrace.tiers.directory import StoreDirectory
@@ -96,7 +96,7 @@ class Life:
         clock = self.clock
         with self.watchdog.op("open", 30.0):
             directory = StoreDirectory.open(self.world.folder, "main", created_unix_s=clock.unix_s())
-            self.engine = FaultyEngine(PosixEngine(), self.plan)
+            self.engine = FaultyEngine(best_engine()[0], self.plan)
             witness = Witness(self.engine, self.world.segments)
             self.plan.witness = witness
             store = Store(

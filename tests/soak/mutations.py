@@ -14,6 +14,7 @@ from kvterrace.engine.mover import Mover
 from kvterrace.engine.space import SegmentSpace
 from kvterrace.engine.transfers import Transfer
 from kvterrace.engine.writer import Writer
+from kvterrace.format import passes
 from kvterrace.io.posix import PosixEngine
 from kvterrace.tiers.segments import SegmentFiles
 
@@ -39,7 +40,7 @@ def _leak_fd() -> None:
         _leaked.append(os.open(os.devnull, os.O_RDONLY))
         close_file(self, file)
 
-    PosixEngine.close_file = leaking  # type: ignore[method-assign]
+    PosixEngine.close_file = leaking  # type: ignore[method-assign, assignment]
 
 
 def _leak_thread() -> None:
@@ -82,6 +83,7 @@ def _drop_wake() -> None:
 def _late_copy() -> None:
     """What has expired is copied all the same."""
     Transfer.begin_copy = lambda _self, _index: True  # type: ignore[method-assign, assignment]
+    Transfer.end_copy = lambda _self, _index: None  # type: ignore[method-assign, assignment]
 
 
 def _miscount() -> None:
@@ -171,5 +173,8 @@ MUTATIONS: dict[str, Callable[[], None]] = {
 
 
 def apply(name: str) -> None:
-    """Break this process's library."""
+    """Break this process's library, which then does without its extension module: what is broken is the Python."""
+    if name:
+        os.environ |= {"KVTERRACE_NATIVE": "off", "KVTERRACE_ENGINE": "posix"}
+        passes.native.cache_clear()
     MUTATIONS[name]()

@@ -515,6 +515,7 @@ def test_the_newest_generation_counts_and_of_equals_the_larger_part() -> None:
 # -- a drive that hangs, in earnest ------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("python_engine")
 def test_copies_go_on_while_the_first_drive_hangs(three: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """The first drive's engine makes the copies in memory; its threads for those are no threads for I/O."""
     paths = three[:2]

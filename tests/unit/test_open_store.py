@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,13 @@ from kvterrace import (
     StoreClosedError,
     Stored,
 )
+from kvterrace.buffers import Bytes
+from kvterrace.clock import SystemClock
 from kvterrace.engine.writer import Writer
+from kvterrace.io import PosixEngine, probe
 from kvterrace.io.base import IoRequest
-from kvterrace.io.posix import PosixEngine
+from kvterrace.io.files import FileCalls
+from kvterrace.tiers.directory import StoreDirectory
 from kvterrace.types import Expired
 
 
@@ -256,6 +260,7 @@ def test_two_threads_close_one_store(tmp_path: Path) -> None:
         all_hits(again, chain_of(0, 200))
 
 
+@pytest.mark.usefixtures("python_engine")
 def test_a_device_that_hangs_does_not_hang_close(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = opened(tmp_path / "kv", write_behind_s=60.0)
     stored(store, chain_of(0, 4))
@@ -301,14 +306,14 @@ def test_a_bug_inside_is_told_and_nobody_hangs(
         case "poll":
             monkeypatch.setattr(store._engine, "poll", boom)
         case _:
-            submit = PosixEngine.submit
+            submit = store._engine.submit
 
-            def spoiled(self: PosixEngine, requests: list[IoRequest]) -> None:
+            def spoiled(requests: Sequence[IoRequest]) -> None:
                 for request in requests:
                     request.tag = boom
-                submit(self, requests)
+                submit(requests)
 
-            monkeypatch.setattr(PosixEngine, "submit", spoiled)
+            monkeypatch.setattr(store._engine, "submit", spoiled)
     out = bytearray(8 * LAYOUT.block_nbytes)
     try:
         outcomes: list[Any] = store.wait(store.get(chain_of(0, 8), out), 30.0)
@@ -385,14 +390,14 @@ def test_a_segment_that_cannot_be_read_for_now_is_not_written_into(
     ended(child("store", tmp_path / "kv", 1, 300, "flush-and-die"))
     (segment,) = segments(tmp_path / "kv")
     before = segment.read_bytes()
-    read_now = PosixEngine.read_now
+    read_now = FileCalls.read_now
 
-    def failing(self: PosixEngine, file: Any, offset: int, buffer: Any) -> int:
+    def failing(self: FileCalls[Any], file: Any, offset: int, buffer: Any) -> int:
         if offset >= MiB:
             raise OSError(5, "Input/output error")
         return read_now(self, file, offset, buffer)
 
-    monkeypatch.setattr(PosixEngine, "read_now", failing)
+    monkeypatch.setattr(FileCalls, "read_now", failing)
     with opened(tmp_path / "kv") as store:
         found = store.match(chain_of(0, 300)).blocks
         assert 0 < found < 300
@@ -402,3 +407,56 @@ def test_a_segment_that_cannot_be_read_for_now_is_not_written_into(
         all_hits(store, chain_of(0, 300))
     assert Store is type(store)
     assert Miss() == Miss()
+
+
+@pytest.mark.parametrize("wanted", ["posix", "native-posix", "uring"])
+def test_each_drive_has_an_engine_of_the_kind_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: str
+) -> None:
+    if {"native-posix": probe.why_not_native(), "uring": probe.why_not_uring()}.get(wanted) is not None:
+        pytest.skip(f"no {wanted} here")
+    monkeypatch.setenv("KVTERRACE_ENGINE", wanted)
+    with opened(tmp_path / "kv") as store:
+        assert [one.engine for one in store.stats().drives] == [wanted]
+        stored(store, chain_of(0, 20))
+    with opened([tmp_path / "a", tmp_path / "b"]) as store:
+        assert [one.engine for one in store.stats().drives] == [f"{wanted}0", f"{wanted}1"]
+    with opened(tmp_path / "kv") as store:
+        all_hits(store, chain_of(0, 20))
+
+
+def test_an_engine_that_does_not_work_opens_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVTERRACE_ENGINE", "spdk")
+    with pytest.raises(ConfigError, match="KVTERRACE_ENGINE=spdk: no such engine"):
+        opened(tmp_path / "kv")
+    monkeypatch.delenv("KVTERRACE_ENGINE")
+    opened(tmp_path / "kv").close()  # nothing is locked
+
+
+def test_the_whole_arena_is_registered_once_with_each_engine(tmp_path: Path) -> None:
+    given: list[list[tuple[int, int]]] = [[], []]
+
+    class Registering(PosixEngine):
+        def __init__(self, mine: list[tuple[int, int]]) -> None:
+            super().__init__()
+            self._mine = mine
+
+        def register_memory(self, memory: Bytes) -> bool:
+            self._mine.append((memory.ctypes.data, memory.nbytes))
+            return True
+
+    roots = [tmp_path / "a", tmp_path / "b"]
+    pairs = [
+        (StoreDirectory.open(root, "main", created_unix_s=0.0), Registering(mine))
+        for root, mine in zip(roots, given, strict=True)
+    ]
+    with Store(
+        dram_nbytes=8 * MiB,
+        ssd_nbytes=32 * MiB,
+        directory=pairs[0][0],
+        engine=pairs[0][1],
+        more=pairs[1:],
+        clock=SystemClock(),
+    ) as store:
+        arena = store._core.arena.view(0, 8 * MiB)
+        assert given == [[(arena.ctypes.data, 8 * MiB)]] * 2

@@ -17,7 +17,7 @@ from kvterrace.engine.mover import STALL_S
 from kvterrace.health.breaker import BreakerState, Side
 from kvterrace.io import PAGE_NBYTES, IoClass, IoKind, IoRequest, IoResult, PosixEngine
 from kvterrace.io.faults import Fail, FaultPlan, FlipBit, Hang
-from kvterrace.types import Busy, Hit, Stored, Tier
+from kvterrace.types import Busy, Expired, Hit, Stored, Tier
 
 FOUR = chain_of(SMALL, [0] * 4)
 LAYER = range(1)
@@ -99,6 +99,23 @@ def test_reads_of_layers_stop_with_the_breaker_and_start_again(box: Box) -> None
 
 
 # -- a drive that hangs ------------------------------------------------------------------------------------------------
+
+
+def test_memory_of_a_read_that_expired_is_the_callers_while_the_drive_hangs(box: Box) -> None:
+    chain = chain_of(SMALL, [0, 0, 0])
+    box.put_now(chain)
+    box.cool()
+    box.faults.add(Hang(), IoKind.READ)
+    out = bytearray(3 * SMALL.layout.block_nbytes)
+    transfer = box.store.get(chain, out, deadline_s=0.001)
+    box.wait(transfer)
+    assert transfer.outcomes == [Expired()] * 3
+    out.clear()  # refused while anybody holds it
+    box.faults.clear()
+    box.device.release()
+    box.rest()
+    assert box.get_now(chain) == [Hit(Tier.DRAM)] * 3
+    box.check()
 
 
 @pytest.fixture

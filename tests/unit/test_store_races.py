@@ -469,6 +469,7 @@ def test_a_put_behind_a_gap_is_rejected_and_what_is_there_is_present(box: Box) -
     box.check()
 
 
+@pytest.mark.usefixtures("python_passes")  # the native ones know addresses only: nothing there can raise
 def test_a_caller_buffer_that_breaks_costs_nobody_else_the_block(box: Box) -> None:
     cold(box)
     bad = Get(box.store, FOUR)

@@ -55,6 +55,11 @@ def test_giving_up_settles_what_is_open_and_waits_for_copies() -> None:
     assert one.outcomes == [HIT, Pending(), Expired()]
     assert one.done_blocks == 2 and one.buffers is not None  # block 1 is being copied
     assert one.is_open(1)
+    with pytest.raises(RuntimeError, match="while it is copied"):
+        one.settle(1, HIT)
+    one.end_copy(1)
+    one.give_up(Busy())  # what was copied has its outcome on the way
+    assert one.is_open(1)
     one.settle(1, HIT)
     assert one.done_blocks == 3
     assert one.outcomes == [HIT, HIT, Expired()]
@@ -83,6 +88,7 @@ def test_copies_and_expiry_from_many_threads_agree(seed: int) -> None:
         for index in range(blocks):
             if one.begin_copy(index):
                 mine.append(index)
+                one.end_copy(index)
                 one.settle(index, HIT)
 
     def expire() -> None:

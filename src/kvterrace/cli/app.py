@@ -1,7 +1,7 @@
 """The command line's frame: options, exit statuses, errors. What a command does lies in a module of its own.
 
-Exit statuses: 0 done; 1 the demo's or verify's check failed, or not all could be purged; 2 bad input or an unusable
-store, one line on stderr; 130 interrupted.
+Exit statuses: 0 done; 1 the demo's, verify's or doctor's check failed, or not all could be purged; 2 bad input or an
+unusable store, one line on stderr; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from kvterrace import __version__
-from kvterrace.cli import bench, inspect, purge, verify
+from kvterrace.cli import bench, doctor, inspect, purge, verify
 from kvterrace.cli.console import fail
 from kvterrace.errors import KVTerraceError
 
@@ -107,6 +107,7 @@ def demo(
 app.command("inspect")(inspect.command)
 app.command("verify")(verify.command)
 app.command("purge", epilog=purge.EPILOGUE)(purge.command)
+app.command("doctor")(doctor.command)
 app.add_typer(bench.app, name="bench")
 
 

@@ -14,6 +14,7 @@ from kvterrace.engine.ledger import Geometry, Ledger
 from kvterrace.engine.space import volume_of
 from kvterrace.engine.volume import Volume
 from kvterrace.errors import LayoutError
+from kvterrace.format.passes import record_shape
 from kvterrace.format.record import PAGE_NBYTES, PartTable, header_nbytes_for, part_table
 from kvterrace.io.base import IoEngine, IoResult
 from kvterrace.keys import Namespace
@@ -30,7 +31,7 @@ OnResult = Callable[[IoResult], None]
 @dataclass(frozen=True, slots=True)
 class NamespaceEntry:
     """A namespace that the partition knows. `namespace` is None for one found on the drive and not used in this
-    process.
+    process. `shape` is the same for the native passes, None without them.
     """
 
     digest: bytes
@@ -38,6 +39,17 @@ class NamespaceEntry:
     geometry: Geometry
     parts: PartTable
     namespace: Namespace | None
+    shape: object = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        geometry, sizes = self.geometry, self.part_nbytes or ()
+        shape = record_shape(self.digest, self.epoch, geometry.header_nbytes, geometry.payload_nbytes, sizes)
+        object.__setattr__(self, "shape", shape)
+
+    @property
+    def part_nbytes(self) -> tuple[int, ...] | None:
+        """Bytes of each part of a block, in order; None where the layout is not known."""
+        return None if self.namespace is None else self.namespace.layout.part_nbytes
 
 
 @dataclass(slots=True)
@@ -140,6 +152,7 @@ def _drive_stats(volume: Volume) -> DriveStats:
     space = volume.space
     return DriveStats(
         folder=str(volume.files.folder),
+        engine=volume.engine.name,
         live_nbytes=space.live_nbytes,
         file_nbytes=space.file_nbytes,
         nbytes=space.cap_nbytes,

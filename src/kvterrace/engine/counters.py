@@ -13,6 +13,7 @@ class DriveStats:
 
     Attributes:
         folder: of the partition on this drive.
+        engine: name of its I/O engine: uring, native-posix or posix, and a number if there are several drives.
         live_nbytes: bytes of records that the index points to.
         file_nbytes: what the partition's files take; nbytes: what they may take.
         segments: how many there are.
@@ -22,6 +23,7 @@ class DriveStats:
     """
 
     folder: str
+    engine: str
     live_nbytes: int
     file_nbytes: int
     nbytes: int

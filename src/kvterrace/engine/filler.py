@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +18,9 @@ from kvterrace.buffers import Bytes
 from kvterrace.engine.blocks import DramState, Ids
 from kvterrace.engine.core import Core, NamespaceEntry, OnResult
 from kvterrace.engine.transfers import Transfer
+from kvterrace.format import passes
 from kvterrace.format.checksum import crc32c
+from kvterrace.format.passes import Filled
 from kvterrace.format.record import RecordHeader, RecordKind, encode_header
 from kvterrace.io.base import IoClass, IoKind, IoRequest, IoResult
 from kvterrace.keys import KeyChain
@@ -35,7 +39,9 @@ _FILL_BLOCKS = 8
 
 @dataclass(slots=True, eq=False)
 class _Fill:
-    """One block on its way into its slot. The transfer holds the block until `_on_filled`."""
+    """One block on its way into its slot. The transfer holds the block until `_on_filled`. `item` is its native twin,
+    None without one.
+    """
 
     transfer: Transfer
     index: int
@@ -45,6 +51,7 @@ class _Fill:
     put_seq: int
     created_unix_ns: int
     done: bool = False
+    item: Filled | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -125,6 +132,7 @@ class Filler:
         chain = transfer.chain
         assert chain is not None
         fills: list[_Fill] = []
+        created_unix_ns = int(core.clock.unix_s() * 1e9)
         while one.index < one.stop and transfer.is_open(one.index):
             known = ledger.find(chain, one.stop)  # anew each time: making room may have cut what hung behind
             there = ledger.on_ladder(known)
@@ -144,7 +152,7 @@ class Filler:
                 if put_seq is None:
                     ledger.let_go(block)
                     break
-                fills.append(self._fill(transfer, one.index, block, put_seq))
+                fills.append(self._fill(transfer, one.index, block, put_seq, created_unix_ns))
                 one.index += 1
                 continue
             ids, first = ledger.begin_put(
@@ -156,12 +164,12 @@ class Filler:
                 now_s=now_s,
             )
             for more, block in enumerate(ids.tolist()):
-                fills.append(self._fill(transfer, one.index + more, block, first + more))
+                fills.append(self._fill(transfer, one.index + more, block, first + more, created_unix_ns))
             one.index += len(ids)
             break
         ledger.touch(chain, one.index, now_s)
         requests = [
-            IoRequest(IoKind.CALL, IoClass.PREFETCH, finish=partial(_fill_all, group), tag=self._on_filled(group))
+            IoRequest(IoKind.CALL, IoClass.PREFETCH, finish=_filling(group), tag=self._on_filled(group))
             for group in (fills[at : at + _FILL_BLOCKS] for at in range(0, len(fills), _FILL_BLOCKS))
         ]
         if requests:
@@ -183,9 +191,8 @@ class Filler:
                 self._settle_present(one.transfer, index, int(known[index]))
         one.give_up(outcome)
 
-    def _fill(self, transfer: Transfer, index: int, block: int, put_seq: int) -> _Fill:
+    def _fill(self, transfer: Transfer, index: int, block: int, put_seq: int, created_unix_ns: int) -> _Fill:
         core = self._core
-        created_unix_ns = int(core.clock.unix_s() * 1e9)
         return _Fill(transfer, index, block, core.slot(block), core.entry_of(block), put_seq, created_unix_ns)
 
     def _on_filled(self, group: list[_Fill]) -> OnResult:
@@ -196,7 +203,7 @@ class Filler:
                 _log.error("copying from a caller's buffer failed", exc_info=result.crash)
             doomed = core.ledger.doomed(np.array([one.block for one in group], np.int32)).tolist()
             for one, invalidated in zip(group, doomed, strict=True):
-                if one.done:
+                if one.done or (one.item is not None and one.item.done):
                     core.ledger.filled(one.block, now_s)
                     core.stats.dram_written_nbytes += one.entry.geometry.payload_nbytes
                     # invalidated while it was filled: it goes at once, and may be put again after that
@@ -208,6 +215,34 @@ class Filler:
                 core.ledger.let_go(one.block)
 
         return on_result
+
+
+def _filling(group: list[_Fill]) -> Callable[[IoResult], object]:
+    """What a CALL does to fill slots: natively, or by the functions below."""
+    native = passes.native()
+    if native is None:
+        return partial(_fill_all, group)
+    for one in group:
+        transfer, at = one.transfer, one.index - one.transfer.start
+        if transfer.places is None:  # given up meanwhile
+            continue
+        chain = transfer.chain
+        assert chain is not None
+        one.item = native.Fill(
+            one.slot,
+            one.entry.shape,
+            chain.key(one.index),
+            chain.key(one.index - 1),
+            one.index,
+            transfer.sequence,
+            one.put_seq,
+            one.created_unix_ns,
+            places=transfer.places,
+            block=at,
+            claims=transfer.claims,
+            claim=at,
+        )
+    return cast("Callable[[IoResult], object]", native.FillHook([one.item for one in group if one.item is not None]))
 
 
 def _fill_all(group: list[_Fill], _: IoResult) -> None:
@@ -225,10 +260,13 @@ def _fill(one: _Fill) -> None:
     parts = entry.parts.copy()
     payload = one.slot[entry.geometry.header_nbytes :]
     sums = []
-    for number, (offset, nbytes, _, _) in enumerate(parts.tolist()):
-        part = payload[offset : offset + nbytes]
-        buffers.copy_in(one.index - one.transfer.start, number, part)
-        sums.append(crc32c(part))
+    try:
+        for number, (offset, nbytes, _, _) in enumerate(parts.tolist()):
+            part = payload[offset : offset + nbytes]
+            buffers.copy_in(one.index - one.transfer.start, number, part)
+            sums.append(crc32c(part))
+    finally:
+        one.transfer.end_copy(one.index)
     parts["crc32c"] = sums
     payload[entry.geometry.payload_nbytes :] = 0
     header = RecordHeader(

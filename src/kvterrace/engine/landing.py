@@ -1,15 +1,25 @@
-"""Records on their way up, and what an engine's threads do with them: verify them where they land, then scatter."""
+"""Records on their way up, and what an engine's threads do with them: verify them where they land, then scatter.
+
+Done by the native passes where they are there, and by the functions here where not, with the same outcomes.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from types import ModuleType
+from typing import cast
 
 from kvterrace.buffers import Bytes
+from kvterrace.engine.core import NamespaceEntry
 from kvterrace.engine.ledger import Geometry
 from kvterrace.engine.space import Segment
 from kvterrace.engine.transfers import Transfer
 from kvterrace.engine.volume import Volume
+from kvterrace.format import passes
+from kvterrace.format.passes import Copied, Landed, Verdict, check_layout, fault_of
 from kvterrace.format.record import BadRecord, StaleRecord, check_identity, decode_header, verify_parts
 from kvterrace.io.base import IoResult
 from kvterrace.types import Corrupt, DeviceFailed, GetOutcome, Hit, Miss, Stale, Tier
@@ -18,15 +28,22 @@ __all__ = [
     "Copy",
     "Landing",
     "Want",
+    "copy_ended",
+    "copying",
     "finish_read",
     "is_missing",
     "not_read",
+    "read_ended",
+    "reading",
     "scatter_all",
     "verify",
+    "verifying",
     "wanted_nbytes",
 ]
 
 _log = logging.getLogger(__name__)
+
+Finish = Callable[[IoResult], object]
 
 
 @dataclass(slots=True, eq=False)
@@ -46,30 +63,48 @@ class Landing:
     memory: Bytes
     volume: Volume
     segment: Segment
-    where: str
     offset: int
     nonce: bytes
     key: bytes
-    namespace: bytes
-    epoch: int
+    entry: NamespaceEntry
     put_seq: int
-    geometry: Geometry
     parts: range | None = None
-    growing: bool = (
-        False  # another process still writes the segment: wrong bytes there are no damage, but not there yet
-    )
+    growing: bool = False  # another process writes the segment: wrong bytes there are no damage, but not there yet
     outcome: GetOutcome | None = None
     fault: DeviceFailed | None = None  # of the caller's buffer: the block itself is fine
     missing: bool = False  # the file ended before the record did, or was not there
+    verdict: Verdict | None = None  # of the native pass, until it is taken in
+
+    @property
+    def where(self) -> str:
+        """Its place, for messages."""
+        return self.volume.files.where(self.segment.number, self.offset)
+
+    @property
+    def namespace(self) -> bytes:
+        """Digest of its namespace."""
+        return self.entry.digest
+
+    @property
+    def epoch(self) -> int:
+        """Generation of its namespace."""
+        return self.entry.epoch
+
+    @property
+    def geometry(self) -> Geometry:
+        """Its sizes."""
+        return self.entry.geometry
 
 
 @dataclass(slots=True, eq=False)
 class Copy:
-    """A block on its way from a slot to the caller."""
+    """A block on its way from a slot to the caller. `item` is its native twin, None without one."""
 
     want: Want
-    payload: Bytes
+    slot: Bytes
+    entry: NamespaceEntry
     fault: DeviceFailed | None = None
+    item: Copied | None = None
 
 
 def wanted_nbytes(want: Want) -> int:
@@ -84,7 +119,7 @@ def wanted_nbytes(want: Want) -> int:
 def scatter_all(group: list[Copy], _: IoResult) -> None:
     """On an engine's thread: copy blocks from their slots to the callers."""
     for one in group:
-        one.fault = _scatter(one.want, one.payload)
+        one.fault = _scatter(one.want, one.slot[one.entry.geometry.header_nbytes :])
 
 
 def _scatter(want: Want, payload: Bytes, base: int = 0) -> DeviceFailed | None:
@@ -102,7 +137,86 @@ def _scatter(want: Want, payload: Bytes, base: int = 0) -> DeviceFailed | None:
     except Exception as error:  # noqa: BLE001 - whatever the caller's memory is made of
         _log.error("copying to a caller's buffer failed", exc_info=error)
         return DeviceFailed("the caller's buffer", repr(error))
+    finally:
+        transfer.end_copy(want.index)
     return None
+
+
+def copying(group: list[Copy]) -> Finish:
+    """What a CALL does to copy blocks from their slots to the callers; `copy_ended` takes in how it went."""
+    native = passes.native()
+    if native is None:
+        return partial(scatter_all, group)
+    for one in group:
+        transfer, at = one.want.transfer, one.want.index - one.want.transfer.start
+        if transfer.places is not None:  # else it was settled meanwhile
+            one.item = native.Copy(
+                one.slot, one.entry.shape, places=transfer.places, block=at, claims=transfer.claims, claim=at
+            )
+    return cast("Finish", native.CopyHook([one.item for one in group if one.item is not None]))
+
+
+def copy_ended(one: Copy) -> None:
+    """Under the store's lock, when the result of `copying` is there: let go of the caller's memory."""
+    if one.item is not None:
+        assert one.item.copied or not one.want.transfer.is_open(one.want.index), "a block was not copied"
+        one.item = None
+
+
+def reading(group: list[Landing]) -> Finish:
+    """What a READ does when it has ended: verify each record, and scatter those that are right. `read_ended` takes in
+    how it went.
+    """
+    native = passes.native()
+    if native is None:
+        return partial(finish_read, group)
+    return cast("Finish", native.ReadHook([_native_landing(native, one, 0) for one in group]))
+
+
+def verifying(one: Landing, base: int) -> Finish:
+    """What a CALL does to verify and scatter one record whose payload is in memory from its offset `base` on.
+    `read_ended` takes in how it went.
+    """
+    native = passes.native()
+    if native is None:
+        return lambda _: verify(one, one.memory[one.geometry.header_nbytes :], base)
+    return cast("Finish", native.VerifyHook([_native_landing(native, one, base)]))
+
+
+def _native_landing(native: ModuleType, one: Landing, base: int) -> object:
+    transfer, at = one.want.transfer, one.want.index - one.want.transfer.start
+    one.verdict = native.Landing(
+        one.memory,
+        one.entry.shape,
+        one.key,
+        one.put_seq,
+        one.nonce,
+        one.offset,
+        places=transfer.places,
+        block=at,
+        claims=transfer.claims,
+        claim=at,
+        parts=None if one.parts is None else (one.parts.start, one.parts.stop),
+        base=base,
+    )
+    return one.verdict
+
+
+def read_ended(one: Landing, result: IoResult) -> None:
+    """Under the store's lock, when the result of `reading` or `verifying` is there: set the outcome."""
+    verdict, one.verdict = one.verdict, None
+    if verdict is None:
+        return  # the functions of Python set it
+    if verdict.landed == Landed.MISSING:
+        one.outcome = not_read(one.where, result)
+        one.missing = is_missing(result)
+    elif verdict.landed == Landed.UNSEEN:
+        one.outcome = DeviceFailed(one.where, f"its bytes were not looked at: {result.crash!r}")
+    else:
+        one.outcome = _outcome_of(one, fault_of(verdict, one))
+        want = one.want
+        hit = isinstance(one.outcome, Hit) and want.transfer.buffers is not None
+        assert verdict.copied or not hit or not want.transfer.is_open(want.index), "a block was not copied"
 
 
 def finish_read(group: list[Landing], result: IoResult) -> None:
@@ -143,6 +257,7 @@ def verify(one: Landing, payload: Bytes, base: int) -> None:
     elif (header.header_nbytes, header.payload_nbytes) != (one.geometry.header_nbytes, one.geometry.payload_nbytes):
         fault = BadRecord(f"a record of {header.payload_nbytes} B in {len(header.parts)} parts, of another layout")
     else:
+        sizes = one.entry.part_nbytes
         fault = check_identity(
             header,
             key=one.key,
@@ -151,13 +266,20 @@ def verify(one: Landing, payload: Bytes, base: int) -> None:
             put_seq=one.put_seq,
             nonce=one.nonce,
             offset=one.offset,
-        ) or verify_parts(header, payload, one.parts, base=base)
-    if fault is not None and one.growing:
-        one.outcome = Miss()
-    elif isinstance(fault, StaleRecord):
-        one.outcome = Stale(one.where, fault.reason)
-    elif isinstance(fault, BadRecord):
-        one.outcome = Corrupt(one.where, fault.reason)
-    else:
+        )
+        if fault is None and sizes is not None:
+            fault = check_layout(header, sizes)
+        fault = fault or verify_parts(header, payload, one.parts, base=base)
+    if fault is None:
         one.fault = _scatter(one.want, payload, base)
-        one.outcome = Hit(Tier.SSD)
+    one.outcome = _outcome_of(one, fault)
+
+
+def _outcome_of(one: Landing, fault: BadRecord | StaleRecord | None) -> GetOutcome:
+    if fault is not None and one.growing:
+        return Miss()
+    if isinstance(fault, StaleRecord):
+        return Stale(one.where, fault.reason)
+    if isinstance(fault, BadRecord):
+        return Corrupt(one.where, fault.reason)
+    return Hit(Tier.SSD)

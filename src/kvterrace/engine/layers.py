@@ -7,7 +7,7 @@ from typing import Protocol
 
 from kvterrace.buffers import Bytes
 from kvterrace.engine.core import Core
-from kvterrace.engine.landing import Landing, Want, is_missing, not_read, verify
+from kvterrace.engine.landing import Landing, Want, is_missing, not_read, read_ended, verifying
 from kvterrace.engine.outbox import Outbox
 from kvterrace.engine.volume import Volume
 from kvterrace.format.record import PAGE_NBYTES
@@ -72,21 +72,25 @@ class LayerReads:
                 gate.ended(result)
             core.stats.ssd_read_nbytes += result.nbytes
             results.append(result)
-            if len(results) == 2:
-                call = IoRequest(IoKind.CALL, IoClass.DEMAND, finish=finish, tag=on_finished)
-                core.engine.submit([call])
-
-        def finish(_: IoResult) -> None:
+            if len(results) < 2:
+                return
             failed = [result for result in results if not result.complete]
             if failed:
                 landing.outcome = not_read(landing.where, failed[0])
                 landing.missing = is_missing(failed[0])
+                end()
             elif any(result.request.kind is not IoKind.READ for result in results):
                 landing.outcome = self._stopped(volume)
+                end()
             else:
-                verify(landing, memory[header_nbytes:], first)
+                call = IoRequest(IoKind.CALL, IoClass.DEMAND, finish=verifying(landing, first), tag=on_verified)
+                core.engine.submit([call])
 
-        def on_finished(_: IoResult) -> None:
+        def on_verified(result: IoResult) -> None:
+            read_ended(landing, result)
+            end()
+
+        def end() -> None:
             ledger.dram.allocator.free(staging)
             outcome = landing.outcome
             assert outcome is not None, "a read ended without a verdict"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from itertools import islice
 
 import numpy as np
@@ -17,7 +16,7 @@ import numpy as np
 from kvterrace.buffers import Bytes
 from kvterrace.engine.blocks import NOWHERE, DramState, Ids
 from kvterrace.engine.core import Core, OnResult
-from kvterrace.engine.landing import Copy, Landing, Want, finish_read, scatter_all, wanted_nbytes
+from kvterrace.engine.landing import Copy, Landing, Want, copy_ended, copying, read_ended, reading, wanted_nbytes
 from kvterrace.engine.layers import LayerReads
 from kvterrace.engine.outbox import Outbox
 from kvterrace.engine.prefetching import HeldBack
@@ -238,19 +237,20 @@ class Reader:
     def _copy(self, wants: list[Want], tier: Tier) -> None:
         requests = []
         for at in range(0, len(wants), _COPY_BLOCKS):
-            group = [Copy(want, self._payload(want.block)) for want in wants[at : at + _COPY_BLOCKS]]
-            call = IoRequest(IoKind.CALL, IoClass.DEMAND, finish=partial(scatter_all, group))
+            group = [
+                Copy(want, self._core.slot(want.block), self._core.entry_of(want.block))
+                for want in wants[at : at + _COPY_BLOCKS]
+            ]
+            call = IoRequest(IoKind.CALL, IoClass.DEMAND, finish=copying(group))
             call.tag = self._on_copied(group, tier)
             requests.append(call)
         if requests:
             self._core.engine.submit(requests)
 
-    def _payload(self, block: int) -> Bytes:
-        return self._core.slot(block)[self._core.entry_of(block).geometry.header_nbytes :]
-
     def _on_copied(self, group: list[Copy], tier: Tier) -> OnResult:
         def on_result(_: IoResult) -> None:
             for one in group:
+                copy_ended(one)
                 want = one.want
                 if one.fault is None and want.transfer.is_open(want.index):
                     self._core.stats.dram_read_nbytes += wanted_nbytes(want)
@@ -272,14 +272,11 @@ class Reader:
             memory,
             volume,
             segment,
-            volume.files.where(number, offset),
             offset,
             volume.files.nonce(number),
             core.ledger.key_of(want.block),
-            entry.digest,
-            entry.epoch,
+            entry,
             int(table.put_seq[want.block]),
-            entry.geometry,
             parts,
             segment.state is SegmentState.GROWING,
         )
@@ -312,7 +309,7 @@ class Reader:
             volume.files.file(segment.number),
             group[0].offset,
             [one.memory for one in group],
-            finish=partial(finish_read, group),
+            finish=reading(group),
         )
         engine = volume.engine
         if not volume.gate.admit(request):
@@ -333,9 +330,11 @@ class Reader:
             for one in group:
                 if io_class is IoClass.PREFETCH:
                     held_back.ended(one)
-                if not asked:
-                    one.outcome = _stopped(volume)
-                elif isinstance(one.outcome, DeviceFailed) and len(group) > 1:
+                if asked:
+                    read_ended(one, result)
+                else:
+                    one.verdict, one.outcome = None, _stopped(volume)
+                if asked and isinstance(one.outcome, DeviceFailed) and len(group) > 1:
                     # one bad place must not cost the blocks beside it: each is read by itself before it is given up
                     one.outcome = None
                     one.missing = False

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import enum
 import threading
+from typing import Protocol
 
 from kvterrace.buffers import BlockBuffers
+from kvterrace.engine.claims import new_claims
+from kvterrace.format import passes
 from kvterrace.keys import KeyChain
 from kvterrace.types import Expired, GetOutcome, Pending, PutOutcome
 
 __all__ = ["Transfer", "TransferKind"]
 
-_OPEN, _COPYING, _SETTLED = 0, 1, 2
 _PENDING = Pending()
 
 
@@ -26,7 +28,8 @@ class TransferKind(enum.Enum):
 class Transfer:
     """Returned by `Store.get`, `put` and `prefetch`. Reading it is safe from any thread.
 
-    `chain` is None only for the store's own moves, which have no caller's buffers.
+    `chain` is None only for the store's own moves, which have no caller's buffers. `claims` says who may touch the
+    memory of each block (from 0), `places` is that memory for the native passes: None without them, or without buffers.
 
     The library uses the caller's buffers only between the call and `done`; after an expiry it leaves alone what it
     had not begun to copy, and `done` waits for the copies that it had.
@@ -36,12 +39,13 @@ class Transfer:
         "_lock",
         "_open",
         "_outcomes",
-        "_states",
         "buffers",
         "chain",
+        "claims",
         "deadline_s",
         "kind",
         "layers",
+        "places",
         "sequence",
         "start",
         "stop",
@@ -71,7 +75,8 @@ class Transfer:
         self.submitted_s = submitted_s
         self.deadline_s = deadline_s
         self._lock = threading.Lock()
-        self._states = bytearray(stop - start)
+        self.claims = new_claims(stop - start)
+        self.places = _places(chain, buffers)
         self._outcomes: list[GetOutcome | PutOutcome] = [_PENDING] * (stop - start)
         self._open = stop - start
 
@@ -101,35 +106,52 @@ class Transfer:
 
     def begin_copy(self, index: int) -> bool:
         """Claim the caller's buffer of block `index` (in the chain) for copying; False if the block is settled, e.g.
-        expired.
+        expired. Whoever gets True calls `end_copy`, whatever becomes of the copy.
         """
-        with self._lock:
-            if self._states[index - self.start] != _OPEN:
-                return False
-            self._states[index - self.start] = _COPYING
-            return True
+        return self.claims.begin_copy(index - self.start)
+
+    def end_copy(self, index: int) -> None:
+        """The copy of block `index` has ended; its outcome is on the way."""
+        self.claims.end_copy(index - self.start)
 
     def settle(self, index: int, outcome: GetOutcome | PutOutcome) -> None:
-        """Record how block `index` ended. The first word counts; whoever copies it must have ended."""
+        """Record how block `index` ended. The first word counts. Raises RuntimeError while it is being copied: a
+        bug.
+        """
         with self._lock:
-            self._settle(index - self.start, outcome)
+            if self.claims.settle(index - self.start):
+                self._ended(index - self.start, outcome)
 
     def is_open(self, index: int) -> bool:
         """Whether block `index` has no outcome yet."""
-        return self._states[index - self.start] != _SETTLED
+        return self.claims.is_open(index - self.start)
 
     def give_up(self, outcome: GetOutcome | PutOutcome = Expired()) -> None:  # noqa: B008 - a frozen value
-        """Settle with `outcome` every block that is neither settled nor being copied."""
+        """Settle with `outcome` every block that is neither settled, nor being copied, nor copied."""
         with self._lock:
-            for at, state in enumerate(self._states):
-                if state == _OPEN:
-                    self._settle(at, outcome)
+            for at in self.claims.give_up():
+                self._ended(at, outcome)
 
-    def _settle(self, at: int, outcome: GetOutcome | PutOutcome) -> None:
-        if self._states[at] == _SETTLED:
-            return
-        self._states[at] = _SETTLED
+    def _ended(self, at: int, outcome: GetOutcome | PutOutcome) -> None:
         self._outcomes[at] = outcome
+        if self._open == 1:  # before anybody can see that it is done: the caller's memory is the caller's again
+            if self.places is not None:
+                self.places.release()  # a read that hangs may hold them for long
+            self.buffers = self.places = None
         self._open -= 1
-        if not self._open:
-            self.buffers = None
+
+
+class _Places(Protocol):
+    """A caller's memory, as the native module has it."""
+
+    def release(self) -> None: ...
+
+
+def _places(chain: KeyChain | None, buffers: BlockBuffers | None) -> _Places | None:
+    """Made at once, not when it is needed: an array of the caller's may get another shape by then."""
+    native = passes.native()
+    if native is None or chain is None or buffers is None or not buffers.blocks:
+        return None
+    sizes = chain.namespace.layout.part_nbytes[buffers.parts.start : buffers.parts.stop]
+    places: _Places = native.Places(buffers.pieces, list(sizes), buffers.parts.start, buffers)
+    return places

@@ -229,7 +229,7 @@ def encode_header(header: RecordHeader, out: Bytes) -> int:
     end = FIXED_NBYTES + table.nbytes
     out[FIXED_NBYTES:end] = table.view(np.uint8)
     out[end:nbytes] = 0
-    _CRC.pack_into(out.data, _CRC_AT, _header_crc(out[:nbytes]))
+    _seal_header(out[:nbytes])
     return nbytes
 
 
@@ -245,7 +245,7 @@ def place(header_view: Bytes, nonce: bytes, offset: int) -> None:
     if len(nonce) != 16 or offset % PAGE_NBYTES or not 0 <= offset < 2**64:
         raise ValueError(f"a record cannot lie at {offset} under a nonce of {len(nonce)} B")
     _PLACE.pack_into(header_view.data, _PLACE_AT, nonce, offset)
-    _CRC.pack_into(header_view.data, _CRC_AT, _header_crc(header_view[:nbytes]))
+    _seal_header(header_view[:nbytes])
 
 
 def encode_tombstone(
@@ -369,6 +369,11 @@ def verify_parts(
         if found != expected:
             return BadRecord(f"part {number}: CRC is {found:08x}, expected {expected:08x}")
     return None
+
+
+def _seal_header(header: Bytes) -> None:
+    _CRC.pack_into(header.data, _CRC_AT, 0)
+    _CRC.pack_into(header.data, _CRC_AT, crc32c(header))
 
 
 def _header_crc(view: Bytes) -> int:

@@ -1,4 +1,6 @@
-"""Submit and poll: the protocol (`base`), its always-there engine (`posix`), and fakes for tests (`fake`, `faults`)."""
+"""Submit and poll: the protocol (`base`), its always-there engine (`posix`), its fast ones (`native`), which to take
+(`probe`), and fakes for tests (`fake`, `faults`).
+"""
 
 from __future__ import annotations
 

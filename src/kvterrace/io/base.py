@@ -12,11 +12,11 @@ import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from kvterrace.buffers import Bytes
 
-__all__ = ["PAGE_NBYTES", "IoClass", "IoEngine", "IoFile", "IoKind", "IoRequest", "IoResult"]
+__all__ = ["PAGE_NBYTES", "IoClass", "IoEngine", "IoFile", "IoKind", "IoRequest", "IoResult", "RegistersMemory"]
 
 #: Alignment of every offset, length and buffer address of a READ or WRITE: what O_DIRECT asks for on common drives.
 PAGE_NBYTES = 4096
@@ -197,4 +197,13 @@ class IoEngine(Protocol):
         """Wait for what is in flight, then stop the threads. False if something still hangs (then it leaks,
         untouched).
         """
+        ...
+
+
+@runtime_checkable
+class RegistersMemory(Protocol):
+    """What some engines can besides: have the kernel pin memory once, rather than for each transfer."""
+
+    def register_memory(self, memory: Bytes) -> bool:
+        """Register `memory` (page-aligned) for the life of the engine; False if it goes on without. At most once."""
         ...

@@ -12,11 +12,18 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["Descriptors", "PosixFile"]
+__all__ = ["Descriptors", "PosixFile", "most_descriptors", "set_direct"]
 
 #: Most descriptors that one engine keeps open, and the share of what the process may have.
 _MOST = 512
 _SHARE = 4
+
+
+def most_descriptors() -> int:
+    """How many descriptors one engine keeps: 512, or a quarter of what the process may have open if that is less."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = soft // _SHARE if soft > 0 else _MOST
+    return max(8, min(_MOST, allowed))
 
 
 class Descriptors:
@@ -26,10 +33,8 @@ class Descriptors:
     """
 
     def __init__(self, most: int | None = None) -> None:
-        """`most` is 512, or a quarter of what the process may have open if that is less."""
-        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        allowed = soft // _SHARE if soft > 0 else _MOST
-        self.most = max(8, min(_MOST, allowed)) if most is None else most
+        """`most` is `most_descriptors()` unless it is given."""
+        self.most = most_descriptors() if most is None else most
         self._open: OrderedDict[PosixFile, None] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -73,7 +78,7 @@ class PosixFile:
         self._descriptors = descriptors
         self._fd = os.open(path, flags, 0o600)
         try:
-            self.direct = _set_direct(self._fd)
+            self.direct = set_direct(self._fd)
         except BaseException:
             os.close(self._fd)
             if flags & os.O_EXCL:
@@ -90,7 +95,7 @@ class PosixFile:
             if self._fd < 0:
                 self._fd = os.open(self.path, self._flags)
                 if self.direct:
-                    _set_direct(self._fd)
+                    set_direct(self._fd)
             self._users += 1
             fd = self._fd
         self._descriptors.used(self)
@@ -128,7 +133,8 @@ class PosixFile:
             self._descriptors.gone(self)
 
 
-def _set_direct(fd: int) -> bool:
+def set_direct(fd: int) -> bool:
+    """Ask for O_DIRECT; False where the file system refuses it. Other refusals raise OSError."""
     # Not by open(O_CREAT | O_DIRECT): where that is refused, Linux has made the file already, and O_EXCL fails next.
     try:
         fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_DIRECT)

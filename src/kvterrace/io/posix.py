@@ -12,28 +12,24 @@ after each read and each SYNC the kernel is told to drop the pages (POSIX_FADV_D
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
 import os
-import stat
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from kvterrace.buffers import Bytes
-from kvterrace.errors import ConfigError, StoreClosedError
-from kvterrace.io.base import PAGE_NBYTES, FileInfo, IoClass, IoFile, IoKind, IoRequest, IoResult
+from kvterrace.errors import ConfigError
+from kvterrace.io.base import IoClass, IoFile, IoKind, IoRequest, IoResult
 from kvterrace.io.descriptors import Descriptors, PosixFile
+from kvterrace.io.files import FileCalls, transfer
 
 __all__ = ["PosixEngine", "PosixFile"]
 
 _log = logging.getLogger(__name__)
 
-#: Most buffers that one preadv or pwritev takes: IOV_MAX on Linux.
-_IOV_MAX = 1024
 #: How long `close` gives idle threads to end; they have nothing left to wait for.
 _JOIN_S = 1.0
 #: Longest single wait: `Condition.wait` refuses infinity.
@@ -42,7 +38,7 @@ _WAIT_S = 3600.0
 _COPY_THREADS = 2
 
 
-class PosixEngine:
+class PosixEngine(FileCalls[PosixFile]):
     """`IoEngine` over the operating system's files. Must be closed: its (daemon) threads keep it alive otherwise.
 
     A request that waits while its file is closed ends with EBADF; one that runs ends normally, and the descriptor is
@@ -52,7 +48,7 @@ class PosixEngine:
     def __init__(self, threads: int = 8, name: str = "posix") -> None:
         if threads < 1:
             raise ConfigError(f"an I/O engine needs at least 1 thread, not {threads}; leave it at 8 if in doubt")
-        self.name = name
+        super().__init__(name)
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         self._demand_work = threading.Condition(self._lock)
@@ -67,11 +63,8 @@ class PosixEngine:
         self._in_flight = 0  # those, and the results not yet polled
         self._woken = False
         self._on_result: Callable[[], None] | None = None
-        self._closed = False
         self._stopped = False
-        self._files: set[PosixFile] = set()
         self._descriptors = Descriptors()
-        self._buffered_folders: set[Path] = set()
         every = self._queues
         jobs: list[tuple[str, Sequence[deque[IoRequest]], threading.Condition]] = []
         if self._copies:
@@ -91,8 +84,7 @@ class PosixEngine:
 
     def submit(self, requests: Sequence[IoRequest]) -> None:
         with self._lock:
-            if self._closed:
-                raise StoreClosedError(f"I/O engine {self.name} was closed; open the store again")
+            self._require_open()
             copies = 0
             for request in requests:
                 if request.kind is IoKind.CALL and request.io_class < len(self._copies):
@@ -153,7 +145,6 @@ class PosixEngine:
                 self._idle.wait(min(left_s, _WAIT_S))
             ended = not self._unfinished
             self._stopped = True
-            files = list(self._files) if ended else []
             for condition in (self._work, self._demand_work, self._copy_work, self._done):
                 condition.notify_all()
         if not ended:
@@ -161,8 +152,7 @@ class PosixEngine:
             return False
         for thread in self._threads:
             thread.join(_JOIN_S)
-        for file in files:
-            self.close_file(file)
+        self._close_files()
         return True
 
     def _run(self, queues: Sequence[deque[IoRequest]], work: threading.Condition) -> None:
@@ -189,95 +179,11 @@ class PosixEngine:
 
     # Files
 
-    def create(self, path: Path, nbytes: int) -> PosixFile:
-        file = self._open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR)
-        try:
-            with file.using() as fd:
-                _reserve(fd, nbytes)
-        except BaseException:
-            self.close_file(file)
-            path.unlink()
-            raise
-        return file
+    def _make_file(self, path: Path, flags: int) -> PosixFile:
+        return PosixFile(path, flags, self._descriptors)
 
-    def open(self, path: Path) -> PosixFile:
-        return self._open(path, os.O_RDONLY)
-
-    def reopen(self, path: Path) -> PosixFile:
-        return self._open(path, os.O_RDWR)
-
-    def read_now(self, file: IoFile, offset: int, buffer: Bytes) -> int:
-        request = IoRequest(IoKind.READ, IoClass.DEMAND, file, offset, (buffer,))
-        result = _perform(request)
-        if result.error is not None:
-            raise result.error
-        return result.nbytes
-
-    def truncate(self, file: IoFile, nbytes: int) -> None:
-        with _posix(file).using() as fd:
-            os.ftruncate(fd, nbytes)
-
-    def close_file(self, file: IoFile) -> None:
-        """As in `IoEngine`. Closing twice does nothing; a request still running on it puts the closing off."""
-        posix = _posix(file)
-        with self._lock:
-            self._files.discard(posix)
-        posix.close()
-
-    def unlink(self, path: Path) -> None:
-        path.unlink()
-
-    def list(self, folder: Path) -> Sequence[FileInfo]:
-        found = []
-        try:
-            with os.scandir(folder) as entries:
-                for entry in entries:
-                    with contextlib.suppress(FileNotFoundError):  # removed since scandir saw it
-                        info = entry.stat(follow_symlinks=False)
-                        if stat.S_ISREG(info.st_mode):
-                            # st_blocks counts 512 B units on Linux, whatever the file system's block size: stat(2).
-                            mark = info.st_ino << 64 | info.st_ctime_ns
-                            found.append(FileInfo(entry.name, info.st_size, info.st_blocks * 512, mark))
-        except FileNotFoundError:
-            return []
-        return sorted(found, key=lambda info: info.name)
-
-    def sync_folder(self, folder: Path) -> None:
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-
-    def free_nbytes(self, folder: Path) -> int:
-        info = os.statvfs(folder)
-        return info.f_bavail * info.f_frsize
-
-    def _open(self, path: Path, flags: int) -> PosixFile:
-        with self._lock:
-            if self._closed:
-                raise StoreClosedError(f"I/O engine {self.name} was closed; open the store again")
-        file = PosixFile(path, flags, self._descriptors)
-        direct = file.direct
-        with self._lock:
-            self._files.add(file)
-            warn = not direct and path.parent not in self._buffered_folders
-            if warn:
-                self._buffered_folders.add(path.parent)
-        if warn:
-            _log.warning("%s: %s refuses O_DIRECT; reading and writing through the page cache", self.name, path.parent)
-        return file
-
-
-def _reserve(fd: int, nbytes: int) -> None:
-    if nbytes == 0:
-        return
-    try:
-        os.posix_fallocate(fd, 0, nbytes)
-    except OSError as error:
-        # EINVAL: glibc emulates a missing fallocate by 1-byte writes, which O_DIRECT refuses.
-        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
-            raise
+    def _own(self, file: IoFile | None) -> PosixFile:
+        return _posix(file)
 
 
 def _posix(file: IoFile | None) -> PosixFile:
@@ -298,7 +204,10 @@ def _perform(request: IoRequest) -> IoResult:
                     if not file.direct:
                         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
                 else:
-                    _transfer(result, fd, direct=file.direct)
+                    move = os.preadv if request.kind is IoKind.READ else os.pwritev
+                    result.nbytes, result.error = transfer(
+                        fd, request.offset, request.buffers, move, direct=file.direct
+                    )
     except OSError as error:
         result.error = error
     except Exception as error:  # noqa: BLE001 - a request that makes no sense must not end the thread
@@ -311,30 +220,3 @@ def _perform(request: IoRequest) -> IoResult:
         except BaseException as error:  # noqa: BLE001 - handed to the submitter
             result.crash = error
     return result
-
-
-def _transfer(result: IoResult, fd: int, *, direct: bool) -> None:
-    """Move the request's bytes, counted in `result.nbytes` as they move. Python itself retries EINTR (PEP 475).
-
-    What lies past `nbytes` in the buffers of a short read is undefined: with O_DIRECT the kernel fills it with zeros.
-    """
-    request = result.request
-    sizes = [buffer.nbytes for buffer in request.buffers]
-    if request.offset % PAGE_NBYTES or any(size % PAGE_NBYTES for size in sizes):
-        raise OSError(errno.EINVAL, f"offset {request.offset} or a buffer is not a multiple of {PAGE_NBYTES} B")
-    buffers = [buffer.data for buffer in request.buffers]
-    first = 0  # the first buffer not fully moved
-    while first < len(buffers):
-        batch, place = buffers[first : first + _IOV_MAX], request.offset + result.nbytes
-        moved = os.preadv(fd, batch, place) if request.kind is IoKind.READ else os.pwritev(fd, batch, place)
-        result.nbytes += moved
-        # With O_DIRECT, I/O cannot go on from an unaligned place; stopping there means end of file.
-        if moved == 0 or (direct and moved % PAGE_NBYTES):
-            break
-        while first < len(buffers) and moved >= buffers[first].nbytes:
-            moved -= buffers[first].nbytes
-            first += 1
-        if moved:
-            buffers[first] = buffers[first][moved:]
-    if request.kind is IoKind.READ and not direct:
-        os.posix_fadvise(fd, request.offset, sum(sizes), os.POSIX_FADV_DONTNEED)

@@ -1,0 +1,301 @@
+#include "core.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <system_error>
+#include <utility>
+
+namespace kvterrace {
+
+namespace {
+
+int make_eventfd(int flags) {
+  const int fd = ::eventfd(0, EFD_CLOEXEC | flags);
+  if (fd < 0) throw std::system_error(errno, std::generic_category(), "eventfd");
+  return fd;
+}
+
+void add_to(int fd) {
+  if (fd < 0) return;
+  const std::uint64_t one = 1;
+  while (::write(fd, &one, sizeof one) < 0 && errno == EINTR) {
+  }
+}
+
+void clear(int fd) {
+  std::uint64_t count;
+  while (::read(fd, &count, sizeof count) < 0 && errno == EINTR) {
+  }
+}
+
+}  // namespace
+
+double monotonic_s() {
+  timespec now{};
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
+}
+
+SignalsBlocked::SignalsBlocked() {
+  static_assert(sizeof(sigset_t) <= sizeof before_);
+  sigset_t all;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, reinterpret_cast<sigset_t*>(before_));
+}
+
+SignalsBlocked::~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, reinterpret_cast<sigset_t*>(before_), nullptr); }
+
+void Device::register_memory(void*, std::size_t, int fd) { add_to(fd); }
+
+Core::Core(std::unique_ptr<Device> device, const Limits& limits, bool serial)
+    : device_(std::move(device)), scheduler_(limits), serial_(serial), pid_(::getpid()) {
+  ready_ = make_eventfd(EFD_NONBLOCK);
+  quiet_ = make_eventfd(EFD_NONBLOCK);
+  bell_ = make_eventfd(0);
+  for (int& fd : jobs_fd_) fd = make_eventfd(EFD_SEMAPHORE);
+}
+
+Core::~Core() { release_fds(); }
+
+void Core::dispose(std::unique_ptr<Core> core) {
+  // In a fork the threads are not here, so there is nothing to end and no lock to trust.
+  if (::getpid() == core->pid_) {
+    core->close();
+    if (core->end()) return;
+  }
+  static_cast<void>(core.release());
+}
+
+int Core::start() {
+  const SignalsBlocked blocked;
+  const int number = device_->start(*this);
+  if (number != 0) return number;
+  for (int n = 0; n < kHookThreads; ++n) {
+    hook_threads_.emplace_back([this] { run_hooks(); });
+    pthread_setname_np(hook_threads_.back().native_handle(), "kvt-finish");
+  }
+  started_ = true;
+  return 0;
+}
+
+bool Core::submit(std::vector<std::unique_ptr<Op>> ops) {
+  {
+    std::lock_guard lock(mutex_);
+    if (closed_) return false;
+    unfinished_ += ops.size();
+    in_flight_ += ops.size();
+    for (auto& owned : ops) {
+      Op* op = owned.get();
+      ops_.emplace(op->id, std::move(owned));
+      if (op->refusal.empty() && op->kind != Kind::kCall) {
+        scheduler_.add(op);
+        continue;
+      }
+      if (!op->refusal.empty()) op->started_s = op->ended_s = device_->now_s();
+      land(op);
+    }
+  }
+  device_->kick();
+  return true;
+}
+
+std::unique_ptr<Piece> Core::next_piece() {
+  std::unique_lock lock(mutex_);
+  std::unique_ptr<Piece> piece;
+  while (true) {
+    const double now_s = device_->now_s();
+    piece = scheduler_.next(now_s);
+    if (!piece) break;
+    Op* op = piece->op;
+    if (piece->start == 0 && !op->file->hold()) {
+      piece->error = EBADF;
+      op->refusal = "file was closed";
+      op->file.reset();
+    }
+    if (piece->error == 0 && (op->nbytes > 0 || op->kind == Kind::kSync)) break;
+    if (scheduler_.done(*piece, now_s)) land(op);
+  }
+  close_left(lock);
+  return piece;
+}
+
+void Core::piece_done(const Piece& piece) {
+  std::unique_lock lock(mutex_);
+  if (scheduler_.done(piece, device_->now_s())) land(piece.op);
+  close_left(lock);
+}
+
+void Core::close_left(std::unique_lock<std::mutex>& lock) {
+  Leaving leaving = std::exchange(leaving_, {});
+  lock.unlock();
+  close_all(leaving);
+}
+
+void Core::land(Op* op) {
+  op->advise = op->file && op->started && !op->file->direct() && op->kind != Kind::kWrite;
+  if (op->advise) {
+    // The store budgets DRAM: what went through the page cache leaves it, by a thread that may take its time.
+    hooks_[static_cast<std::size_t>(op->io_class)].push_back(op);
+    hook_work_.notify_one();
+    return;
+  }
+  if (op->file && op->started) op->file->drop(leaving_);
+  let_finish(op);
+}
+
+void Core::let_finish(Op* op) {
+  const auto io_class = static_cast<std::size_t>(op->io_class);
+  switch (op->finish) {
+    case Finish::kNone:
+      if (op->kind == Kind::kCall && op->refusal.empty()) op->started_s = op->ended_s = device_->now_s();
+      post(op);
+      break;
+    case Finish::kHook:
+      hooks_[io_class].push_back(op);
+      hook_work_.notify_one();
+      break;
+    case Finish::kPython: {
+      const std::size_t pool = !serial_ && op->kind == Kind::kCall && op->io_class >= kDemotion ? 1 : 0;
+      jobs_[pool][io_class].push_back(op);
+      add_to(jobs_fd_[pool]);
+      break;
+    }
+  }
+}
+
+void Core::post(Op* op) {
+  auto node = ops_.extract(op->id);
+  const bool first = results_.empty();
+  results_.push_back(std::move(node.mapped()));
+  --unfinished_;
+  if (first) {
+    add_to(ready_);
+    add_to(bell_);
+  }
+  if (closed_ && unfinished_ == 0) {
+    add_to(ready_);
+    add_to(quiet_);
+  }
+}
+
+Op* Core::first_of(Queues& queues) {
+  for (auto& queue : queues) {
+    if (queue.empty()) continue;
+    Op* op = queue.front();
+    queue.pop_front();
+    return op;
+  }
+  return nullptr;
+}
+
+void Core::run_hooks() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    Op* op = nullptr;
+    hook_work_.wait(lock, [&] { return (op = first_of(hooks_)) != nullptr || hooks_stop_; });
+    if (op == nullptr) return;
+    if (op->advise) {
+      op->advise = false;
+      lock.unlock();
+      const int fd = op->file->descriptor();
+      if (fd >= 0) ::posix_fadvise(fd, static_cast<off_t>(op->offset), static_cast<off_t>(op->nbytes), POSIX_FADV_DONTNEED);
+      lock.lock();
+      op->file->drop(leaving_);
+      let_finish(op);
+      close_left(lock);
+      lock.lock();
+      continue;
+    }
+    const bool call = op->kind == Kind::kCall && op->refusal.empty();
+    if (call) op->started_s = op->ended_s = device_->now_s();
+    const Completion completion{static_cast<std::int64_t>(op->moved()), op->error};
+    lock.unlock();
+    op->hook->run(completion);
+    lock.lock();
+    post(op);
+  }
+}
+
+Op* Core::take_job(int pool) {
+  std::lock_guard lock(mutex_);
+  Op* op = first_of(jobs_[static_cast<std::size_t>(pool)]);
+  if (op != nullptr && op->kind == Kind::kCall && op->refusal.empty()) op->started_s = op->ended_s = device_->now_s();
+  return op;
+}
+
+void Core::job_done(std::uint64_t id) {
+  std::lock_guard lock(mutex_);
+  post(ops_.at(id).get());
+}
+
+std::vector<std::unique_ptr<Op>> Core::take(bool& enough) {
+  std::lock_guard lock(mutex_);
+  const bool over = closed_ && unfinished_ == 0;
+  enough = std::exchange(woken_, false) || over;
+  if (!over) clear(ready_);
+  in_flight_ -= results_.size();
+  return std::exchange(results_, {});
+}
+
+void Core::wake() {
+  std::lock_guard lock(mutex_);
+  woken_ = true;
+  add_to(ready_);
+}
+
+std::uint64_t Core::in_flight() const {
+  std::lock_guard lock(mutex_);
+  return in_flight_;
+}
+
+std::uint64_t Core::unfinished() const {
+  std::lock_guard lock(mutex_);
+  return unfinished_;
+}
+
+void Core::close() {
+  std::lock_guard lock(mutex_);
+  closed_ = true;
+  if (unfinished_ == 0) {
+    add_to(ready_);
+    add_to(quiet_);
+  }
+}
+
+bool Core::end() {
+  {
+    std::lock_guard lock(mutex_);
+    if (unfinished_ > 0) {
+      scheduler_.drop_waiting();
+      const auto waits = [](const Op* op) { return op->kind == Kind::kCall; };
+      for (auto* queues : {&hooks_, &jobs_[0], &jobs_[1]}) {
+        for (auto& queue : *queues) std::erase_if(queue, waits);
+      }
+      return false;
+    }
+    if (std::exchange(ended_, true)) return true;
+    hooks_stop_ = true;
+    hook_work_.notify_all();
+  }
+  for (auto& thread : hook_threads_) thread.join();
+  hook_threads_.clear();
+  if (started_) device_->stop();
+  return true;
+}
+
+void Core::release_fds() {
+  std::lock_guard lock(mutex_);
+  for (int* fd : {&ready_, &quiet_, &bell_, &jobs_fd_[0], &jobs_fd_[1]}) {
+    if (*fd >= 0) ::close(*fd);
+    *fd = -1;
+  }
+}
+
+}  // namespace kvterrace

@@ -1,0 +1,106 @@
+// An engine without Python: from submitted operations to results, by way of a scheduler, a device and whoever finishes.
+//
+// Nothing here waits on behalf of Python, and no thread of ours ever takes the GIL: what a thread of Python waits for is
+// an eventfd, which it does in Python. So neither a hung drive nor the interpreter's end finds one inside this code.
+#pragma once
+
+#include <sys/types.h>
+
+#include <array>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "device.h"
+#include "scheduler.h"
+
+namespace kvterrace {
+
+// Threads that run hooks, and the copies among CALLs.
+inline constexpr int kHookThreads = 4;
+
+class Core {
+ public:
+  // `serial`: Python's finishes and CALLs go to one pool, whatever they are.
+  Core(std::unique_ptr<Device> device, const Limits& limits, bool serial);
+  ~Core();  // only of one that never started, or has ended
+  // Destroys it, or lets it be for ever if something is still in flight.
+  static void dispose(std::unique_ptr<Core> core);
+  Core(const Core&) = delete;
+  Core& operator=(const Core&) = delete;
+
+  int start();  // 0, or the errno with which the device refuses
+
+  // For whoever submits. Thread-safe; none of it blocks.
+  bool submit(std::vector<std::unique_ptr<Op>> ops);  // false after `close`; then nothing was taken
+  // What has ended; `enough` says that a poll should wait no longer even if that is nothing.
+  std::vector<std::unique_ptr<Op>> take(bool& enough);
+  void wake();
+  std::uint64_t in_flight() const;   // submitted, not taken
+  std::uint64_t unfinished() const;  // submitted, not ended
+
+  // For Python's threads that finish. Pool 0: short ones; pool 1: CALLs of DEMOTION and SCRUB, which may block.
+  Op* take_job(int pool);        // most urgent first; null if there is none
+  void job_done(std::uint64_t id);
+
+  // Take nothing new. `quiet_fd` becomes readable once nothing is unfinished.
+  void close();
+  // After `close`. Nothing unfinished: ends all threads but Python's and returns true. Else: what has not started never
+  // will, and whatever is in flight keeps its memory and threads.
+  bool end();
+  void release_fds();  // when nobody waits on them any more
+
+  // eventfds: results to take; nothing unfinished after `close`; results came while none were there (for a subscriber);
+  // one count for each job of a pool.
+  int ready_fd() const { return ready_; }
+  int quiet_fd() const { return quiet_; }
+  int bell_fd() const { return bell_; }
+  int jobs_fd(int pool) const { return jobs_fd_[static_cast<std::size_t>(pool)]; }
+
+  Device& device() { return *device_; }
+
+  // For devices.
+  std::unique_ptr<Piece> next_piece();
+  void piece_done(const Piece& piece);
+
+ private:
+  using Queues = std::array<std::deque<Op*>, kClasses>;
+
+  void land(Op* op);  // the device is through with it
+  void let_finish(Op* op);
+  void post(Op* op);  // it has ended
+  void run_hooks();
+  void close_left(std::unique_lock<std::mutex>& lock);  // unlocks
+  static Op* first_of(Queues& queues);
+
+  mutable std::mutex mutex_;
+  std::condition_variable hook_work_;
+  const std::unique_ptr<Device> device_;
+  Scheduler scheduler_;
+  const bool serial_;
+  const pid_t pid_;  // a fork has our memory, but none of our threads
+  std::unordered_map<std::uint64_t, std::unique_ptr<Op>> ops_;
+  Queues hooks_;
+  std::array<Queues, 2> jobs_;
+  std::vector<std::unique_ptr<Op>> results_;
+  Leaving leaving_;
+  std::uint64_t in_flight_ = 0;
+  std::uint64_t unfinished_ = 0;
+  bool woken_ = false;
+  bool closed_ = false;
+  bool ended_ = false;
+  bool hooks_stop_ = false;
+  bool started_ = false;
+  int ready_ = -1;
+  int quiet_ = -1;
+  int bell_ = -1;
+  std::array<int, 2> jobs_fd_{-1, -1};
+  std::vector<std::thread> hook_threads_;
+};
+
+}  // namespace kvterrace

@@ -1,0 +1,213 @@
+"""The extension module (native/): an I/O engine's core, and hooks that run without the GIL."""
+
+from collections.abc import Sequence
+
+from kvterrace.io.base import IoResult
+
+class Hook:
+    """What runs once on a native thread when an operation has completed. Made by the module itself.
+
+    Engines without native threads call it like any other `finish`; it then runs on theirs, without the GIL.
+    """
+
+    def __call__(self, result: IoResult, /) -> None: ...
+
+class Recorder(Hook):
+    """For tests: how often it ran, and the last completion that it was given."""
+
+    def __init__(self) -> None: ...
+    @property
+    def runs(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def error(self) -> int: ...
+
+class FileTable:
+    """Which files have a descriptor at the moment; at most `most` but for those in use."""
+
+    def __init__(self, most: int) -> None: ...
+    def __len__(self) -> int: ...
+
+class File:
+    """An open file. The descriptors that a call returns in a list are the caller's to close."""
+
+    @staticmethod
+    def adopt(table: FileTable, fd: int, path: bytes, flags: int, direct: bool, /) -> tuple[File, list[int]]:
+        """Take `fd` over."""
+    def hold(self) -> bool:
+        """Keep it usable until `drop`; False after `close`."""
+    def peek(self) -> int:
+        """The descriptor of a held file, -1 if it has none now."""
+    def offer(self, fd: int, /) -> tuple[int, list[int]]:
+        """Give a held file a descriptor, unless it has one by now; returns the one it has."""
+    def drop(self) -> list[int]: ...
+    def close(self) -> list[int]: ...
+
+#: id, bytes moved, errno, why it was refused ("" if it was not), started_s, ended_s
+_Row = tuple[int, int, int, str, float, float]
+#: id, kind, class, file, offset, buffers, finish (0 none, 1 hook, 2 Python), hook
+_Op = tuple[int, int, int, object, object, object, int, Hook | None]
+
+class Core:
+    """An engine without Python objects. Thread-safe; no call blocks, waiting is done on the eventfds."""
+
+    def __init__(self, kind: str, depth: int, serial: bool) -> None:
+        """`kind` is uring, posix or manual. Raises OSError where the kernel refuses."""
+    def submit(self, ops: Sequence[_Op], /) -> bool:
+        """False after `close`."""
+    def take(self) -> tuple[list[_Row], bool]:
+        """What has ended, and whether a poll should return even if that is nothing."""
+    def take_job(self, pool: int, /) -> _Row | None: ...
+    def job_done(self, number: int, /) -> None: ...
+    def wake(self) -> None: ...
+    def close(self) -> None: ...
+    def end(self) -> bool: ...
+    def release_fds(self) -> None: ...
+    def jobs_fd(self, pool: int, /) -> int: ...
+    def register_memory(self, buffer: object, fd: int, /) -> None:
+        """Answered by the eventfd: 2 if the kernel took it, 1 if not. The memory must outlive the core."""
+    @property
+    def ready_fd(self) -> int: ...
+    @property
+    def quiet_fd(self) -> int: ...
+    @property
+    def bell_fd(self) -> int: ...
+    @property
+    def in_flight(self) -> int: ...
+    @property
+    def unfinished(self) -> int: ...
+    # of kind manual only: a device for tests
+    def set_now(self, now_s: float, /) -> None: ...
+    def pull(self) -> tuple[int, int, int, int, int] | None:
+        """The next piece: its number, id of its operation, place in the file, bytes, buffers."""
+    def place(self, number: int, /) -> int: ...
+    def answer(self, number: int, answer: int, /) -> bool:
+        """What the system call says (bytes, or -errno); whether the piece goes on."""
+    def perform(self, number: int, /) -> None: ...
+
+def keep_forever(one: object, /) -> None: ...
+
+# Passes over records. `kvterrace.format.passes` has the words for what they find.
+
+def crc32c(data: object, value: int = 0) -> int: ...
+def crc32c_software(data: object, value: int = 0) -> int: ...
+def crc32c_combine(crc_a: int, crc_b: int, nbytes_b: int) -> int: ...
+def crc32c_kernel() -> str:
+    """What `crc32c` runs on: sse4.2, armv8 or software."""
+
+def copy_crc32c(dst: object, src: object, value: int = 0) -> int:
+    """Copy `src` to `dst` (of one size, apart); the CRC32C of what is there then."""
+
+def stream_crc32c(dst: object, src: object, value: int = 0) -> int:
+    """The same, past the cache."""
+
+class Claims:
+    """As `kvterrace.engine.claims.Claims`."""
+
+    def __init__(self, blocks: int) -> None: ...
+    def __len__(self) -> int: ...
+    def begin_copy(self, at: int) -> bool: ...
+    def end_copy(self, at: int) -> None: ...
+    def settle(self, at: int) -> bool: ...
+    def give_up(self) -> list[int]: ...
+    def is_open(self, at: int) -> bool: ...
+
+class RecordShape:
+    """What all records of a namespace have in common."""
+
+    def __init__(
+        self, namespace: bytes, epoch: int, header_nbytes: int, payload_nbytes: int, part_nbytes: Sequence[int]
+    ) -> None:
+        """`part_nbytes`: empty where the layout is not known; such records can only be promoted."""
+
+class Places:
+    """A caller's memory, part by part."""
+
+    def __init__(
+        self, arrays: list[object], part_nbytes: Sequence[int], first_part: int = 0, owner: object = None
+    ) -> None:
+        """`arrays`: as `BlockBuffers.pieces`. They are kept alive, and so is `owner`: what their memory belongs to.
+
+        Raises ValueError where they do not hold such parts.
+        """
+    def release(self) -> None:
+        """Let go of the arrays and of `owner`. Only when every claim on the blocks is settled."""
+
+class Landing:
+    """A record on its way into memory, and what it must turn out to be."""
+
+    def __init__(
+        self,
+        memory: object,
+        shape: RecordShape,
+        key: bytes,
+        put_seq: int,
+        nonce: bytes,
+        offset: int,
+        *,
+        places: Places | None = None,
+        block: int = 0,
+        claims: Claims | None = None,
+        claim: int = 0,
+        parts: tuple[int, int] | None = None,
+        base: int = 0,
+    ) -> None:
+        """`memory`: header, then the payload from its offset `base` on. `places`: None to promote only."""
+    @property
+    def landed(self) -> int: ...
+    @property
+    def copied(self) -> bool: ...
+    @property
+    def fault(self) -> tuple[int, tuple[int, ...], bytes]: ...
+
+class Copy:
+    """A block on its way from a slot to the caller."""
+
+    def __init__(
+        self, slot: object, shape: RecordShape, *, places: Places, block: int, claims: Claims, claim: int
+    ) -> None: ...
+    @property
+    def copied(self) -> bool: ...
+
+class Fill:
+    """A block on its way from the caller into a slot."""
+
+    def __init__(
+        self,
+        slot: object,
+        shape: RecordShape,
+        key: bytes,
+        parent: bytes,
+        depth: int,
+        sequence: bytes,
+        put_seq: int,
+        created_unix_ns: int,
+        *,
+        places: Places,
+        block: int,
+        claims: Claims,
+        claim: int,
+    ) -> None: ...
+    @property
+    def done(self) -> bool: ...
+
+class ReadHook(Hook):
+    """Verify what one read brought, and scatter what is right."""
+
+    def __init__(self, items: list[Landing]) -> None: ...
+
+class VerifyHook(Hook):
+    """The same for bytes that are in memory already."""
+
+    def __init__(self, items: list[Landing]) -> None: ...
+
+class CopyHook(Hook):
+    """Scatter blocks from their slots."""
+
+    def __init__(self, items: list[Copy]) -> None: ...
+
+class FillHook(Hook):
+    """Gather blocks into their slots, sum them and write their headers."""
+
+    def __init__(self, items: list[Fill]) -> None: ...
