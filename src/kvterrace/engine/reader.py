@@ -7,7 +7,6 @@ from there; the slot stays as the promoted copy. So bytes are copied once, and r
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
@@ -24,6 +23,7 @@ from kvterrace.engine.prefetching import HeldBack
 from kvterrace.engine.space import Segment
 from kvterrace.engine.transfers import Transfer, TransferKind
 from kvterrace.engine.volume import Volume
+from kvterrace.engine.waiting import Line
 from kvterrace.format.record import PAGE_NBYTES
 from kvterrace.health.breaker import Fault, fault_of
 from kvterrace.io.base import IoClass, IoKind, IoRequest, IoResult
@@ -51,7 +51,7 @@ class Reader:
     def __init__(self, core: Core, busy_after_s: float) -> None:
         self._core = core
         self._busy_after_s = busy_after_s
-        self._waiting: tuple[deque[Want], deque[Want]] = (deque(), deque())  # demand, prefetch: no slot yet
+        self._waiting = (Line(), Line())  # demand, prefetch: no slot yet
         self._shared: dict[int, list[Want]] = {}  # block being read -> who else wants it
         self._held_back = tuple(HeldBack() for _ in core.volumes)
         #: By volume: told of a segment whose file a read says is gone or cut, and of that read.
@@ -62,7 +62,7 @@ class Reader:
 
     @property
     def waiting(self) -> int:
-        """Wants that have no slot yet."""
+        """Blocks that are wanted and have no slot yet."""
         return len(self._waiting[0]) + len(self._waiting[1])
 
     def start(self, transfer: Transfer) -> None:
@@ -110,28 +110,28 @@ class Reader:
             outbox = Outbox()
             at_once = _FIRST_WANTS
             while queue:
-                want = queue[0]
+                want = next(iter(queue))
                 if not want.transfer.is_open(want.index):
-                    self._answer(want, Busy())
+                    self._answer(queue.skip(), Busy())
                 elif self._core.ledger.table.state[want.block] != _EMPTY or self._is_gone(want):
-                    self._route(want, copies)
+                    for one in queue.pop():
+                        self._route(one, copies)
                 elif want.transfer.layers is not None:
                     if not self._layers.start(want, outbox):
                         break
+                    queue.skip()
                 else:
                     batch = self._slotless(queue, at_once)
                     at_once *= 2
                     ids = np.array([one.block for one in batch], np.int32)
                     demand = io_class is IoClass.DEMAND
                     got = self._reserve(ids, demand=demand)
-                    for one in batch[:got]:
-                        queue.popleft()
+                    for _ in range(got):
+                        one, *others = queue.pop()
                         landings.append(self._landing(one, self._core.slot(one.block)))
-                        self._shared[one.block] = []
+                        self._shared[one.block] = others
                     if got < len(batch):
                         break
-                    continue
-                queue.popleft()
             if io_class is IoClass.PREFETCH:
                 self._hold_back(landings)
                 for held_back in self._held_back:
@@ -140,10 +140,9 @@ class Reader:
                 self._merge(landings, io_class, outbox)
             self._copy(copies, Tier.DRAM)
             outbox.send()
-            while queue and (
-                io_class is IoClass.PREFETCH or now_s - queue[0].transfer.submitted_s >= self._busy_after_s
-            ):
-                self._answer(queue.popleft(), Busy())
+            while queue and (io_class is IoClass.PREFETCH or now_s - queue.since_s >= self._busy_after_s):
+                for one in queue.pop():
+                    self._answer(one, Busy())
 
     def _reserve(self, ids: Ids, *, demand: bool) -> int:
         """Slots for reads: how many of `ids` got one. For demand, where nothing can be written and DRAM holds nothing
@@ -165,18 +164,14 @@ class Reader:
         table = self._core.ledger.table
         return bool(((table.state == _READY) & (table.segment != NOWHERE) & (table.users > 0)).any())
 
-    def _slotless(self, queue: deque[Want], limit: int) -> list[Want]:
-        """The wants at the head of `queue`, up to `limit`, that all need a slot of one size, no two for the same
-        block.
-        """
+    def _slotless(self, queue: Line, limit: int) -> list[Want]:
+        """The first wants for the blocks at the head of `queue`, up to `limit`, that all need a slot of one size."""
         core, table = self._core, self._core.ledger.table
         batch: list[Want] = []
-        blocks: set[int] = set()
-        namespace = core.entry_of(queue[0].block)
+        namespace = core.entry_of(next(iter(queue)).block)
         for want in islice(queue, limit):
             if (
-                want.block in blocks
-                or want.transfer.layers is not None
+                want.transfer.layers is not None
                 or not want.transfer.is_open(want.index)
                 or table.state[want.block] != _EMPTY
                 or self._is_gone(want)
@@ -184,7 +179,6 @@ class Reader:
             ):
                 break
             batch.append(want)
-            blocks.add(want.block)
         return batch
 
     def _hold_back(self, landings: list[Landing]) -> None:
@@ -225,7 +219,7 @@ class Reader:
         else:
             volume = self._core.volume_of(int(table.segment[want.block]))
             if volume.gate.is_open:
-                self._waiting[prefetch].append(want)
+                self._waiting[prefetch].add(want)
             else:
                 self._answer(want, _stopped(volume))
 
