@@ -254,7 +254,8 @@ class Box:
             taken = sum(file.allocated_nbytes for file in device._medium.names.values())
             counted = drive.space.file_nbytes - self.made_up_nbytes
             assert counted >= taken, f"{counted} B counted, {taken} B on the drive"
-            changing = SegmentState.CREATING, SegmentState.SEALING, SegmentState.RECLAIMING
+            # of a stuck one the name may be gone, and come back
+            changing = SegmentState.CREATING, SegmentState.SEALING, SegmentState.RECLAIMING, SegmentState.STUCK
             if not device.in_flight and not any(drive.space.in_state(state) for state in changing):
                 assert counted == taken, f"{counted} B counted, {taken} B on the drive at rest"
 

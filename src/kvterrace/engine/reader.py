@@ -75,6 +75,8 @@ class Reader:
         mine = ids[transfer.start :]
         wanted = ~ledger.doomed(mine)
         ledger.hold(mine[wanted])
+        if transfer.kind is TransferKind.GET:
+            ledger.dram.used(mine)
         copies: list[Want] = []
         for index, (block, alive) in enumerate(zip(mine.tolist(), wanted.tolist(), strict=True), transfer.start):
             if alive:
@@ -102,6 +104,7 @@ class Reader:
         """Give slots to waiting reads, in order, demand first, and submit them; answer Busy to those that waited too
         long.
         """
+        self._core.ledger.dram.expire(now_s)
         for volume in self._core.volumes:
             volume.gate.watch(now_s)
         for queue, io_class in zip(self._waiting, (IoClass.DEMAND, IoClass.PREFETCH), strict=True):
@@ -124,8 +127,7 @@ class Reader:
                     batch = self._slotless(queue, at_once)
                     at_once *= 2
                     ids = np.array([one.block for one in batch], np.int32)
-                    demand = io_class is IoClass.DEMAND
-                    got = self._reserve(ids, demand=demand)
+                    got = self._reserve(ids, want.transfer)
                     for _ in range(got):
                         one, *others = queue.pop()
                         landings.append(self._landing(one, self._core.slot(one.block)))
@@ -144,12 +146,14 @@ class Reader:
                 for one in queue.pop():
                     self._answer(one, Busy())
 
-    def _reserve(self, ids: Ids, *, demand: bool) -> int:
-        """Slots for reads: how many of `ids` got one. For demand, where nothing can be written and DRAM holds nothing
-        but last copies, a few of those go: for as many slots as reads then hand on to each other.
+    def _reserve(self, ids: Ids, transfer: Transfer) -> int:
+        """Slots for reads: how many of `ids` got one. A prefetch displaces no other that waits for its use. For demand,
+        where nothing can be written and DRAM holds nothing but last copies, a few of those go: for as many slots as
+        reads then hand on to each other.
         """
         ledger = self._core.ledger
-        got = ledger.reserve_all(ids, DramState.READING, last_copies=False)
+        demand = transfer.kind is TransferKind.GET
+        got = ledger.reserve_all(ids, DramState.READING, last_copies=False, awaited=not _is_asked_for(transfer))
         if got or not demand or ledger.can_write or self._slots_to_come:
             return got
         return ledger.reserve_all(ids[:_FIRST_WANTS], DramState.READING, last_copies=True)
@@ -168,7 +172,8 @@ class Reader:
         """The first wants for the blocks at the head of `queue`, up to `limit`, that all need a slot of one size."""
         core, table = self._core, self._core.ledger.table
         batch: list[Want] = []
-        namespace = core.entry_of(next(iter(queue)).block)
+        first = next(iter(queue))
+        namespace, asked_for = core.entry_of(first.block), _is_asked_for(first.transfer)
         for want in islice(queue, limit):
             if (
                 want.transfer.layers is not None
@@ -176,6 +181,7 @@ class Reader:
                 or table.state[want.block] != _EMPTY
                 or self._is_gone(want)
                 or core.entry_of(want.block) is not namespace
+                or _is_asked_for(want.transfer) is not asked_for
             ):
                 break
             batch.append(want)
@@ -207,6 +213,7 @@ class Reader:
         state = int(table.state[want.block])
         if state == _READY:
             if prefetch:
+                self._expect([want])
                 self._answer(want, Hit(Tier.DRAM))
             else:
                 copies.append(want)
@@ -348,6 +355,7 @@ class Reader:
             ledger.landed(block)
             if one.want.transfer.kind is TransferKind.PREFETCH:
                 core.stats.prefetched_blocks += 1
+            self._expect([one.want, *others])
             self._answer(one.want, one.fault or outcome)
             copies: list[Want] = []
             for want in others:
@@ -386,9 +394,19 @@ class Reader:
 
     # -- ends ----------------------------------------------------------------------------------------------------------
 
+    def _expect(self, wants: list[Want]) -> None:
+        """A block is in DRAM that `wants` asked for: if none of them uses it, it is to stay until somebody does."""
+        if all(_is_asked_for(want.transfer) for want in wants):
+            self._core.ledger.dram.expect(wants[0].block, self._core.clock.monotonic_s())
+
     def _answer(self, want: Want, outcome: GetOutcome) -> None:
         want.transfer.settle(want.index, outcome)
         self._core.ledger.let_go(want.block)
+
+
+def _is_asked_for(transfer: Transfer) -> bool:
+    """Whether this is a caller's prefetch, not one of the store's own."""
+    return transfer.kind is TransferKind.PREFETCH and transfer.chain is not None
 
 
 def _stopped(volume: Volume) -> DeviceFailed:
