@@ -17,7 +17,7 @@ from tests.harness import LARGE, LARGE_NBYTES, SMALL, SMALL_NBYTES, Box, Get, ch
 
 from kvterrace.engine.dram import AWAITED_S
 from kvterrace.io.base import IoKind
-from kvterrace.io.faults import Fail, Hang
+from kvterrace.io.faults import Fail, Hang, Slow
 from kvterrace.keys import KeyChain
 from kvterrace.types import Busy, Hit, Tier
 
@@ -53,23 +53,32 @@ def test_a_get_goes_before_the_writes_that_wait(tmp_path: Path, parallel: int) -
         return carry_out(active)
 
     box.device._carry_out = watched  # type: ignore[method-assign]
-    box.clock.advance(30.0)  # all of it is due
-    while not box.device._queues[2]:
-        box.store.poll()
-        box.clock.advance(1e-6)
-    assert {request.kind for request in box.device._queues[2]} == {IoKind.WRITE}
-    running = Counter(active.request.kind for active in box.device._running)[IoKind.WRITE]
-    assert 1 <= running <= parallel
+    box.faults.add(Slow(1.0), IoKind.WRITE)
+    box.step(30.0)  # all of it is due
+    for _ in range(1000):
+        if writes_in_flight(box) >= 2:
+            break
+        box.step(1e-5)
+    asked = writes_in_flight(box)
+    begun = len(box.device._running)
+    assert asked >= 2
+    assert begun == min(asked, parallel)
     ended.clear()
     get = Get(box.store, wanted)
     box.wait(get.transfer)
     get.check()
     assert get.transfer.outcomes == [Hit(Tier.SSD)] * 4
-    before = ended[: ended.index(IoKind.READ)]
-    assert len(before) <= running
+    # those that had begun, if there was no other way for the read
+    assert ended.index(IoKind.READ) <= (begun if begun == parallel else 0)
+    box.faults.clear()
     box.rest()
-    assert ended.count(IoKind.WRITE) > running + parallel  # there was more that it overtook
+    assert ended.count(IoKind.WRITE) > 20
     box.check()
+
+
+def writes_in_flight(box: Box) -> int:
+    requests = [*(active.request for active in box.device._running), *itertools.chain(*box.device._queues)]
+    return sum(request.kind is IoKind.WRITE for request in requests)
 
 
 def test_a_get_is_answered_while_every_write_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,7 +313,7 @@ def test_a_read_of_single_layers_that_finds_no_staging_is_busy_in_time(tmp_path:
         box.rest()
         box.check()
     assert box.get_now(wanted, layers=range(1, 2)) == [Hit(Tier.SSD)] * 2
-    assert LARGE_NBYTES > sum(nbytes for _, _, nbytes in box.reads) / 2
+    assert sum(nbytes for _, _, nbytes in box.reads) < 2 * LARGE_NBYTES
     box.check()
 
 
@@ -347,7 +356,7 @@ def test_the_thread_of_a_store_does_not_spin_while_something_waits(tmp_path: Pat
     with opened(tmp_path / "kv") as store:
         stored(store, pinned)
         stored(store, wanted)
-    with opened(tmp_path / "kv", dram_bytes=64 << 10, busy_after_s=1.0) as store:
+    with opened(tmp_path / "kv", dram_bytes=64 << 10, busy_after_s=2.5) as store:
         all_hits(store, pinned)
         with store.pin(pinned):
             polls: list[float] = []
@@ -367,7 +376,7 @@ def test_the_thread_of_a_store_does_not_spin_while_something_waits(tmp_path: Pat
             assert store.wait(transfer, 60.0) == [Busy()] * 4
             took_s = time.monotonic() - started_s
             del store._engine.poll  # type: ignore[method-assign]
-        assert 5 <= len(polls) <= took_s / 0.02 + 20
+        assert 1 <= len(polls) <= took_s / 0.02 + 20
 
 
 def test_a_drive_that_hangs_is_waited_for_without_spinning(tmp_path: Path) -> None:
