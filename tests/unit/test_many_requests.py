@@ -375,7 +375,7 @@ def test_the_thread_of_a_store_does_not_spin_while_something_waits(tmp_path: Pat
                 transfer = store.put(real_chain_of(2, 4), bytes(4 * nbytes))
             assert store.wait(transfer, 60.0) == [Busy()] * 4
             took_s = time.monotonic() - started_s
-            del store._engine.poll  # type: ignore[method-assign]
+            del store._engine.poll
         assert 1 <= len(polls) <= took_s / 0.02 + 20
 
 
@@ -399,6 +399,6 @@ def test_a_drive_that_hangs_is_waited_for_without_spinning(tmp_path: Path) -> No
     assert next(polls) <= 20 / 0.1 + 10
     box.faults.clear()
     box.device.release()
-    del box.device.poll  # type: ignore[method-assign]
+    del box.device.poll
     box.rest()
     box.check()
