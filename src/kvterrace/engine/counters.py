@@ -15,7 +15,9 @@ class DriveStats:
         folder: of the partition on this drive.
         engine: name of its I/O engine: uring, native-posix or posix, and a number if there are several drives.
         live_nbytes: bytes of records that the index points to.
-        file_nbytes: what the partition's files take; nbytes: what they may take.
+        file_nbytes: what the partition's files take: the sum of what is larger of each, its length or what is allocated
+            to it. A file counts from before it is made until it is gone; others' as they were at open.
+        nbytes: what they may take.
         segments: how many there are.
         writable: False while writing pauses because the drive takes none.
         readable: False while reads are stopped because the drive fails, hangs, or is much slower than itself.
