@@ -190,6 +190,7 @@ def test_damage_while_the_store_runs(tmp_path: Path, name: str, again: str, capl
     assert listed == ([where] if case.entries == 2 else [])
 
 
+@pytest.mark.usefixtures("python_engine")  # its files can be told to let go of theirs
 def test_a_file_removed_while_it_has_no_descriptor(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """More segments than descriptors: a removed file is noticed at the next read. Told of once, its room comes back."""
     path = tmp_path / "kv"
