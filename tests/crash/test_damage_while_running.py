@@ -202,6 +202,7 @@ def test_damage_while_the_store_runs(
     assert listed == ([f"partitions/main/00000001.seg@{_AT}"] if seen else [])
 
 
+@pytest.mark.usefixtures("python_engine")  # its files can be told to let go of theirs
 def test_a_file_removed_while_it_has_no_descriptor(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """More segments than descriptors: a removed file is noticed at the next read. Told of once, its room comes back."""
     path = tmp_path / "kv"
