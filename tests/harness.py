@@ -14,6 +14,7 @@ import numpy as np
 from kvterrace.buffers import Bytes
 from kvterrace.clock import ManualClock
 from kvterrace.engine.dirty import WritePolicy
+from kvterrace.engine.space import SegmentState
 from kvterrace.engine.transfers import Transfer
 from kvterrace.io.base import IoKind, IoRequest
 from kvterrace.io.fake import FakeDevice
@@ -112,6 +113,8 @@ class Box:
         ]
         #: Requests that the store may still submit until the next `check`: an example must not go on for ever.
         self.patience = 5000
+        #: What a test has the store count though it is not there: others' files.
+        self.made_up_nbytes = 0
         self.store = self._open()
 
     def _open(self) -> Store:
@@ -243,6 +246,18 @@ class Box:
         for device in self.devices:
             taken = sum(file.allocated_nbytes for file in device._medium.names.values())
             assert taken <= cap_nbytes, f"{taken} B on the drive, over the cap of {cap_nbytes} B"
+        self.check_count()
+
+    def check_count(self) -> None:
+        """What the store counts is at least what the drive holds; to the byte, where nothing is on its way."""
+        for device, drive in zip(self.devices, self.store._core.volumes, strict=False):
+            taken = sum(file.allocated_nbytes for file in device._medium.names.values())
+            counted = drive.space.file_nbytes - self.made_up_nbytes
+            assert counted >= taken, f"{counted} B counted, {taken} B on the drive"
+            # of a stuck one the name may be gone, and come back
+            changing = SegmentState.CREATING, SegmentState.SEALING, SegmentState.RECLAIMING, SegmentState.STUCK
+            if not device.in_flight and not any(drive.space.in_state(state) for state in changing):
+                assert counted == taken, f"{counted} B counted, {taken} B on the drive at rest"
 
 
 class Get:

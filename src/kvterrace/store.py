@@ -198,8 +198,10 @@ class Store:
         )
 
     def prefetch(self, chain: KeyChain, *, start: int = 0, stop: int | None = None) -> Transfer:
-        """Bring blocks into DRAM, after all demand reads; what finds no room at once ends in `Busy`. Returns at
-        once.
+        """Bring blocks into DRAM, after all demand reads; what finds no room at once ends in `Busy`. Returns at once.
+
+        A block that was prefetched gives way to no other prefetch until a `get` has used it, or 10 s have passed; to
+        gets and puts, after everything else that has a copy on the SSD.
         """
         start, stop = _span(chain, start, stop)
         return self._submit(TransferKind.PREFETCH, chain, start, stop, None)

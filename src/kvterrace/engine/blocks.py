@@ -1,4 +1,4 @@
-"""The block table: what the index knows of each block, one column for each fact (about 74 B a block)."""
+"""The block table: what the index knows of each block, one column for each fact (about 75 B a block)."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ class BlockTable:
         writing: whether a write of the block is in flight.
         spent: in DRAM alone, and not to be written: the SSD tier has given its copy up to make room, or may not be
             given the block again. It leaves with its slot.
+        awaited: prefetched, and not used since.
         score: decayed cumulative attention score.
     """
 
@@ -59,6 +60,7 @@ class BlockTable:
         ("users", np.int32, 0),
         ("writing", np.bool_, 0),
         ("spent", np.bool_, 0),
+        ("awaited", np.bool_, 0),
         ("score", np.float32, 0),
     )
 
@@ -73,6 +75,7 @@ class BlockTable:
     users: npt.NDArray[np.int32]
     writing: npt.NDArray[np.bool_]
     spent: npt.NDArray[np.bool_]
+    awaited: npt.NDArray[np.bool_]
     score: npt.NDArray[np.float32]
 
     def __init__(self) -> None:

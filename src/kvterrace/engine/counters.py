@@ -14,7 +14,9 @@ class DriveStats:
     Attributes:
         folder: of the partition on this drive.
         live_nbytes: bytes of records that the index points to.
-        file_nbytes: what the partition's files take; nbytes: what they may take.
+        file_nbytes: what the partition's files take: the sum of what is larger of each, its length or what is allocated
+            to it. A file counts from before it is made until it is gone; others' as they were at open.
+        nbytes: what they may take.
         segments: how many there are.
         writable: False while writing pauses because the drive takes none.
         readable: False while reads are stopped because the drive fails, hangs, or is much slower than itself.

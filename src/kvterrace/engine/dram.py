@@ -4,6 +4,7 @@ room.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Collection
 
 import numpy as np
@@ -15,8 +16,10 @@ from kvterrace.engine.tree import Run, RunTree
 from kvterrace.format.record import PAGE_NBYTES
 from kvterrace.policy.eviction import EvictionPolicy
 
-__all__ = ["DramSpace"]
+__all__ = ["AWAITED_S", "DramSpace"]
 
+#: What was prefetched stands back for no other prefetch, and is given up for others last, for this long.
+AWAITED_S = 10.0
 #: Runs that are looked at one by one for something to give up, before all are looked at at once.
 _RUNS_TRIED = 16
 
@@ -35,6 +38,7 @@ class DramSpace:
         self._resident: npt.NDArray[np.int32] = np.zeros(0, np.int32)  # by run number: its blocks that have a slot
         #: Bytes of the slots that are READY.
         self.ready_nbytes = 0
+        self._awaited: OrderedDict[int, float] = OrderedDict()  # block -> when it was prefetched, oldest first
 
     @property
     def nbytes(self) -> int:
@@ -63,6 +67,34 @@ class DramSpace:
         self._table.state[block] = DramState.READY
         self.ready_nbytes += self.allocator.size_of(self.offset(block))
 
+    @property
+    def awaited(self) -> int:
+        """How many blocks were prefetched lately and not used since."""
+        return len(self._awaited)
+
+    def expect(self, block: int, now_s: float) -> None:
+        """`block`, which is ready, was prefetched: it is wanted soon."""
+        assert self._table.state[block] == DramState.READY
+        self._table.awaited[block] = True
+        self._awaited[block] = now_s
+        self._awaited.move_to_end(block)
+
+    def used(self, ids: Ids) -> None:
+        """Blocks were used, or leave: they are awaited no longer."""
+        if self._awaited:
+            for block in ids[self._table.awaited[ids]].tolist():
+                self._table.awaited[block] = False
+                del self._awaited[block]
+
+    def expire(self, now_s: float) -> None:
+        """What was prefetched too long ago is as any other block from now on."""
+        while self._awaited:
+            block, since_s = next(iter(self._awaited.items()))
+            if now_s - since_s < AWAITED_S:
+                return
+            self._table.awaited[block] = False
+            del self._awaited[block]
+
     def free(self, block: int) -> None:
         """Give the slot of `block` back. Nobody may be reading or filling it any more."""
         self.free_all(np.array([block], np.int32))
@@ -70,6 +102,7 @@ class DramSpace:
     def free_all(self, ids: Ids) -> None:
         """As `free`, for many blocks."""
         table = self._table
+        self.used(ids)
         slots = table.slot[ids]
         assert (slots != NOWHERE).all(), "a slot was freed twice"
         ready = (table.state[ids] == DramState.READY).tolist()
@@ -116,25 +149,34 @@ class DramSpace:
         """Byte offset of the slot of `block` in the arena."""
         return int(self._table.slot[block]) * PAGE_NBYTES
 
-    def victims(self, nbytes: int, slot_nbytes: dict[int, int], *, droppable: bool, keep: Collection[int] = ()) -> Ids:
+    def victims(
+        self,
+        nbytes: int,
+        slot_nbytes: dict[int, int],
+        *,
+        droppable: bool,
+        awaited: bool = True,
+        keep: Collection[int] = (),
+    ) -> Ids:
         """Blocks to give up for `nbytes` of room, in the policy's order, tails first; fewer if there are no more.
 
         A block goes if nobody uses or pins it, and a copy of it is below or the tier below is done with it; if
-        `droppable`, also if this is its last copy. In the runs `keep` no last copy goes. The order brings
-        what hangs on a block before the block itself. `slot_nbytes` gives a slot's size by namespace number.
+        `droppable`, also if this is its last copy. In the runs `keep` no last copy goes, and unless `awaited`, nothing
+        that was prefetched and not used yet. The order brings what hangs on a block before the block itself.
+        `slot_nbytes` gives a slot's size by namespace number.
         """
         chosen: list[Ids] = []
         promising: set[int] | None = None
         for tried, number in enumerate(self.policy.order()):
             if tried == _RUNS_TRIED:
-                promising = self._with_victims(droppable=droppable)
+                promising = self._with_victims(droppable=droppable, awaited=awaited)
                 if not promising:
                     break
             if promising is not None and number not in promising:
                 continue
             run = self._tree.run(number)
             ids = run.ids[::-1]
-            found = ids[self._may_go(ids, droppable=droppable, kept=number in keep)]
+            found = ids[self._may_go(ids, droppable=droppable, awaited=awaited, kept=number in keep)]
             if not len(found):
                 continue
             enough = -(-nbytes // slot_nbytes[run.namespace])
@@ -144,18 +186,20 @@ class DramSpace:
                 break
         return np.concatenate(chosen) if chosen else np.zeros(0, np.int32)
 
-    def _may_go(self, ids: Ids, *, droppable: bool, kept: bool) -> npt.NDArray[np.bool_]:
+    def _may_go(self, ids: Ids, *, droppable: bool, awaited: bool, kept: bool) -> npt.NDArray[np.bool_]:
         table = self._table
         goes: npt.NDArray[np.bool_] = (table.state[ids] == DramState.READY) & ~table.writing[ids]
         goes &= (table.users[ids] == 0) & (table.pins[ids] == 0)
+        if not awaited:
+            goes &= ~table.awaited[ids]
         if kept:
             goes &= table.segment[ids] != NOWHERE
         elif not droppable:
             goes &= (table.segment[ids] != NOWHERE) | table.spent[ids]
         return goes
 
-    def _with_victims(self, *, droppable: bool) -> set[int]:
+    def _with_victims(self, *, droppable: bool, awaited: bool) -> set[int]:
         """Runs that have a block to give up: one pass over the table, where many runs have none."""
         ready: Ids = np.flatnonzero(self._table.state == DramState.READY).astype(np.int32)
-        runs = self._table.run[ready[self._may_go(ready, droppable=droppable, kept=False)]]
+        runs = self._table.run[ready[self._may_go(ready, droppable=droppable, awaited=awaited, kept=False)]]
         return set(np.unique(runs).tolist())

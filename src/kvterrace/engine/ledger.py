@@ -248,9 +248,9 @@ class Ledger:
         """Give `block` a slot, making room if need be; False if every slot is in use, pinned or waits to be written."""
         return self.reserve_all(np.array([block], np.int32), state, last_copies=True) == 1
 
-    def reserve_all(self, ids: Ids, state: DramState, *, last_copies: bool) -> int:
+    def reserve_all(self, ids: Ids, state: DramState, *, last_copies: bool, awaited: bool = True) -> int:
         """Give blocks of one namespace slots, in order, as many as there is room for; see `DramRoom.reserve_all`."""
-        return self._room.reserve_all(ids, state, last_copies=last_copies)
+        return self._room.reserve_all(ids, state, last_copies=last_copies, awaited=awaited)
 
     def reserve_extent(self, nbytes: int) -> int | None:
         """A piece of the arena that belongs to no block (staging), or None. Give it back with `dram.allocator.free`."""

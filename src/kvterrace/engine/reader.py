@@ -7,7 +7,6 @@ from there; the slot stays as the promoted copy. So bytes are copied once, and r
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
@@ -24,6 +23,7 @@ from kvterrace.engine.prefetching import HeldBack
 from kvterrace.engine.space import Segment, SegmentState
 from kvterrace.engine.transfers import Transfer, TransferKind
 from kvterrace.engine.volume import Volume
+from kvterrace.engine.waiting import Line
 from kvterrace.format.record import PAGE_NBYTES
 from kvterrace.health.breaker import Fault, fault_of
 from kvterrace.io.base import IoClass, IoKind, IoRequest, IoResult
@@ -51,7 +51,7 @@ class Reader:
     def __init__(self, core: Core, busy_after_s: float) -> None:
         self._core = core
         self._busy_after_s = busy_after_s
-        self._waiting: tuple[deque[Want], deque[Want]] = (deque(), deque())  # demand, prefetch: no slot yet
+        self._waiting = (Line(), Line())  # demand, prefetch: no slot yet
         self._shared: dict[int, list[Want]] = {}  # block being read -> who else wants it
         self._held_back = tuple(HeldBack() for _ in core.volumes)
         #: By volume: told of a segment whose file a read says is gone or cut, and of that read.
@@ -66,7 +66,7 @@ class Reader:
 
     @property
     def waiting(self) -> int:
-        """Wants that have no slot yet."""
+        """Blocks that are wanted and have no slot yet."""
         return len(self._waiting[0]) + len(self._waiting[1])
 
     def start(self, transfer: Transfer) -> None:
@@ -79,6 +79,8 @@ class Reader:
         mine = ids[transfer.start :]
         wanted = ~ledger.doomed(mine)
         ledger.hold(mine[wanted])
+        if transfer.kind is TransferKind.GET:
+            ledger.dram.used(mine)
         copies: list[Want] = []
         for index, (block, alive) in enumerate(zip(mine.tolist(), wanted.tolist(), strict=True), transfer.start):
             if alive:
@@ -106,6 +108,7 @@ class Reader:
         """Give slots to waiting reads, in order, demand first, and submit them; answer Busy to those that waited too
         long.
         """
+        self._core.ledger.dram.expire(now_s)
         for volume in self._core.volumes:
             volume.gate.watch(now_s)
         for queue, io_class in zip(self._waiting, (IoClass.DEMAND, IoClass.PREFETCH), strict=True):
@@ -114,28 +117,27 @@ class Reader:
             outbox = Outbox()
             at_once = _FIRST_WANTS
             while queue:
-                want = queue[0]
+                want = next(iter(queue))
                 if not want.transfer.is_open(want.index):
-                    self._answer(want, Busy())
+                    self._answer(queue.skip(), Busy())
                 elif self._core.ledger.table.state[want.block] != _EMPTY or self._is_gone(want):
-                    self._route(want, copies)
+                    for one in queue.pop():
+                        self._route(one, copies)
                 elif want.transfer.layers is not None:
                     if not self._layers.start(want, outbox):
                         break
+                    queue.skip()
                 else:
                     batch = self._slotless(queue, at_once)
                     at_once *= 2
                     ids = np.array([one.block for one in batch], np.int32)
-                    demand = io_class is IoClass.DEMAND
-                    got = self._reserve(ids, demand=demand)
-                    for one in batch[:got]:
-                        queue.popleft()
+                    got = self._reserve(ids, want.transfer)
+                    for _ in range(got):
+                        one, *others = queue.pop()
                         landings.append(self._landing(one, self._core.slot(one.block)))
-                        self._shared[one.block] = []
+                        self._shared[one.block] = others
                     if got < len(batch):
                         break
-                    continue
-                queue.popleft()
             if io_class is IoClass.PREFETCH:
                 self._hold_back(landings)
                 for held_back in self._held_back:
@@ -144,17 +146,18 @@ class Reader:
                 self._merge(landings, io_class, outbox)
             self._copy(copies, Tier.DRAM)
             outbox.send()
-            while queue and (
-                io_class is IoClass.PREFETCH or now_s - queue[0].transfer.submitted_s >= self._busy_after_s
-            ):
-                self._answer(queue.popleft(), Busy())
+            while queue and (io_class is IoClass.PREFETCH or now_s - queue.since_s >= self._busy_after_s):
+                for one in queue.pop():
+                    self._answer(one, Busy())
 
-    def _reserve(self, ids: Ids, *, demand: bool) -> int:
-        """Slots for reads: how many of `ids` got one. For demand, where nothing can be written and DRAM holds nothing
-        but last copies, a few of those go: for as many slots as reads then hand on to each other.
+    def _reserve(self, ids: Ids, transfer: Transfer) -> int:
+        """Slots for reads: how many of `ids` got one. A prefetch displaces no other that waits for its use. For demand,
+        where nothing can be written and DRAM holds nothing but last copies, a few of those go: for as many slots as
+        reads then hand on to each other.
         """
         ledger = self._core.ledger
-        got = ledger.reserve_all(ids, DramState.READING, last_copies=False)
+        demand = transfer.kind is TransferKind.GET
+        got = ledger.reserve_all(ids, DramState.READING, last_copies=False, awaited=not _is_asked_for(transfer))
         if got or not demand or ledger.can_write or self._slots_to_come:
             return got
         return ledger.reserve_all(ids[:_FIRST_WANTS], DramState.READING, last_copies=True)
@@ -169,26 +172,23 @@ class Reader:
         table = self._core.ledger.table
         return bool(((table.state == _READY) & (table.segment != NOWHERE) & (table.users > 0)).any())
 
-    def _slotless(self, queue: deque[Want], limit: int) -> list[Want]:
-        """The wants at the head of `queue`, up to `limit`, that all need a slot of one size, no two for the same
-        block.
-        """
+    def _slotless(self, queue: Line, limit: int) -> list[Want]:
+        """The first wants for the blocks at the head of `queue`, up to `limit`, that all need a slot of one size."""
         core, table = self._core, self._core.ledger.table
         batch: list[Want] = []
-        blocks: set[int] = set()
-        namespace = core.entry_of(queue[0].block)
+        first = next(iter(queue))
+        namespace, asked_for = core.entry_of(first.block), _is_asked_for(first.transfer)
         for want in islice(queue, limit):
             if (
-                want.block in blocks
-                or want.transfer.layers is not None
+                want.transfer.layers is not None
                 or not want.transfer.is_open(want.index)
                 or table.state[want.block] != _EMPTY
                 or self._is_gone(want)
                 or core.entry_of(want.block) is not namespace
+                or _is_asked_for(want.transfer) is not asked_for
             ):
                 break
             batch.append(want)
-            blocks.add(want.block)
         return batch
 
     def _hold_back(self, landings: list[Landing]) -> None:
@@ -217,6 +217,7 @@ class Reader:
         state = int(table.state[want.block])
         if state == _READY:
             if prefetch:
+                self._expect([want])
                 self._answer(want, Hit(Tier.DRAM))
             else:
                 copies.append(want)
@@ -229,7 +230,7 @@ class Reader:
         else:
             volume = self._core.volume_of(int(table.segment[want.block]))
             if volume.gate.is_open:
-                self._waiting[prefetch].append(want)
+                self._waiting[prefetch].add(want)
             else:
                 self._answer(want, _stopped(volume))
 
@@ -360,6 +361,7 @@ class Reader:
             ledger.landed(block)
             if one.want.transfer.kind is TransferKind.PREFETCH:
                 core.stats.prefetched_blocks += 1
+            self._expect([one.want, *others])
             self._answer(one.want, one.fault or outcome)
             copies: list[Want] = []
             for want in others:
@@ -398,9 +400,19 @@ class Reader:
 
     # -- ends ----------------------------------------------------------------------------------------------------------
 
+    def _expect(self, wants: list[Want]) -> None:
+        """A block is in DRAM that `wants` asked for: if none of them uses it, it is to stay until somebody does."""
+        if all(_is_asked_for(want.transfer) for want in wants):
+            self._core.ledger.dram.expect(wants[0].block, self._core.clock.monotonic_s())
+
     def _answer(self, want: Want, outcome: GetOutcome) -> None:
         want.transfer.settle(want.index, outcome)
         self._core.ledger.let_go(want.block)
+
+
+def _is_asked_for(transfer: Transfer) -> bool:
+    """Whether this is a caller's prefetch, not one of the store's own."""
+    return transfer.kind is TransferKind.PREFETCH and transfer.chain is not None
 
 
 def _stopped(volume: Volume) -> DeviceFailed:

@@ -49,11 +49,12 @@ class DramRoom:
         self._owe = owe
         self._leave_gap = leave_gap
 
-    def reserve_all(self, ids: Ids, state: DramState, *, last_copies: bool) -> int:
+    def reserve_all(self, ids: Ids, state: DramState, *, last_copies: bool, awaited: bool) -> int:
         """Give blocks of one namespace slots, in order, as many as there is room for; returns how many.
 
-        For room, blocks that have a copy below are given up; with `last_copies`, where nothing can be written and none
-        of those is left, others, too, but none that these blocks hang on.
+        For room, blocks that have a copy below are given up; with `awaited`, where none of those is left, also what was
+        prefetched and not used yet; with `last_copies`, where nothing can be written and none of those is left, others,
+        too, but none that these blocks hang on.
         """
         if not len(ids):
             return 0
@@ -64,7 +65,8 @@ class DramRoom:
                 keep.add(run.number)
                 run = run.parent
         nbytes = self._slot_nbytes[self._run_of(int(ids[0])).namespace]
-        offsets = self.extents(nbytes, len(ids), last_copies=last_copies, keep=keep)
+        droppable = last_copies and not self._can_write()
+        offsets = self._extents(nbytes, len(ids), droppable=droppable, awaited=awaited, keep=keep)
         self._dram.take(ids[: len(offsets)], offsets, state)
         return len(offsets)
 
@@ -84,7 +86,9 @@ class DramRoom:
         """
         return self._extents(nbytes, count, droppable=last_copies and not self._can_write(), keep=keep)
 
-    def _extents(self, nbytes: int, count: int, *, droppable: bool, keep: Collection[int]) -> list[int]:
+    def _extents(
+        self, nbytes: int, count: int, *, droppable: bool, keep: Collection[int], awaited: bool = True
+    ) -> list[int]:
         allocate = self._dram.allocator.allocate
         offsets: list[int] = []
         victims: list[int] = []
@@ -97,18 +101,23 @@ class DramRoom:
                 if not droppable and self._dram.ready_nbytes == self._dirty.nbytes:
                     break  # all of it waits to be written
                 wanted = nbytes * (count - len(offsets))
-                victims = self._victims(wanted, droppable=droppable, keep=keep)
+                victims = self._victims(wanted, droppable=droppable, awaited=awaited, keep=keep)
                 if not victims:
                     break
             self._evict_some(victims, nbytes * (count - len(offsets)))
         return offsets
 
-    def _victims(self, nbytes: int, *, droppable: bool, keep: Collection[int]) -> list[int]:
-        """What to give up for `nbytes` of room, the last first. Last copies only where there is nothing else."""
+    def _victims(self, nbytes: int, *, droppable: bool, awaited: bool, keep: Collection[int]) -> list[int]:
+        """What to give up for `nbytes` of room, the last first. What was prefetched and not used yet only where there
+        is nothing else, and last copies only where there is not even that.
+        """
         for last_copies in (False, True) if droppable else (False,):
-            found = self._dram.victims(nbytes, self._slot_nbytes, droppable=last_copies, keep=keep)
-            if len(found):
-                return found[::-1].tolist()  # type: ignore[no-any-return] # numpy has no type for it
+            for also_awaited in (False, True) if awaited and self._dram.awaited else (awaited,):
+                found = self._dram.victims(
+                    nbytes, self._slot_nbytes, droppable=last_copies, awaited=also_awaited, keep=keep
+                )
+                if len(found):
+                    return found[::-1].tolist()  # type: ignore[no-any-return] # numpy has no type for it
         return []
 
     def _evict_some(self, victims: list[int], nbytes: int) -> None:

@@ -122,6 +122,9 @@ def _check_dram(ledger: Ledger) -> None:
     assert dram.ready_nbytes == ready, f"{ready} B of slots are ready, {dram.ready_nbytes} B are counted"
     order = list(dram.policy.order())
     assert sorted(order) == sorted(resident), "the eviction order is not that of the runs in DRAM"
+    awaited = np.flatnonzero(table.awaited)
+    assert sorted(dram._awaited) == awaited.tolist(), "the list of what was prefetched is not that of the table"  # noqa: SLF001
+    assert (table.state[awaited] == DramState.READY).all(), "a block is awaited that is not in DRAM"
 
 
 def _check_dirty(ledger: Ledger) -> None:
