@@ -162,3 +162,19 @@ def test_a_tombstone_says_when_and_of_which_epoch(tmp_path: Path) -> None:
     assert found.epoch == 7
     assert now_ns <= found.created_unix_ns < now_ns + 10**10
     assert found.record_nbytes == SMALL_NBYTES
+
+
+def test_a_put_that_waits_is_none_of_what_is_invalidated_behind_it(tmp_path: Path) -> None:
+    box = Box(tmp_path / "store", dram_blocks=4, segments=6)
+    held = chain_of(SMALL, [9] * 4)
+    assert kinds(box.put_now(held)) == ["Stored"] * 4
+    pin = box.store.pin(held)
+    chain = chain_of(SMALL, [0] * 6)
+    transfer = box.put(chain, 0, 1, deadline_s=50.0)
+    box.store.invalidate(chain, start=3)
+    box.step()
+    assert kinds(transfer.outcomes) == ["Pending"]
+    pin.release()
+    box.wait(transfer)
+    assert kinds(transfer.outcomes) == ["Stored"]
+    box.check()

@@ -92,7 +92,7 @@ class Filler:
         for one in self._waiting:
             other = one.transfer.chain
             assert other is not None
-            if len(other) > start and other.key(start) == chain.key(start):
+            if start < one.stop and other.key(start) == chain.key(start):
                 stop, one.index = one.index, max(one.index, start)
                 one.give_up(Busy())
                 one.index = stop
