@@ -138,7 +138,10 @@ def model(segments: list[list[Block | Tombstone]]) -> dict[tuple[int, Path], Kno
     alive = {key: one for key, one in best.items() if one.block.put_seq >= dead.get(key, 0)}
     found = {}
     for one in alive.values():
-        above = [alive.get(key_of(one.block.namespace, one.block.path[:n])) for n in range(1, len(one.block.path) + 1)]
+        keys = [key_of(one.block.namespace, one.block.path[:n]) for n in range(1, len(one.block.path) + 1)]
+        above = [alive.get(key) for key in keys]
+        if any(dead.get(key, 0) > one.block.put_seq for key in keys):
+            continue  # what it hangs on was invalidated later than it was put
         if all(each is not None and not each.block.depth_off for each in above):
             found[one.block.namespace, one.block.path] = one
     return found

@@ -22,7 +22,7 @@ __all__ = ["rebuild"]
 #: Age given to a recovered block for each put since: only the order counts.
 _AGE_STEP_S = 1e-3
 #: A segment that could not be read may hold higher put-sequence numbers than any that was: what is put or invalidated
-#: from now on must be newer than that, too, once it can be read again. Far more than is put from one segment to the next.
+#: from now on must be newer than that, too, once it can be read again. Far more than is put between two segments.
 _UNKNOWN_PUTS = 1 << 28
 #: No block is taken to be older: sums of ages are 64-bit microseconds.
 _MOST_AGE_S = 1e6
