@@ -18,6 +18,7 @@ from kvterrace.engine.shared_ledger import SharedLedger
 from kvterrace.engine.space import Segment, SegmentState
 from kvterrace.format.record import PAGE_NBYTES, RecordKind, part_table
 from kvterrace.format.recovery import SegmentContents
+from kvterrace.health.quarantine import BadPlace
 
 __all__ = ["MOST_WAITING", "Grafts", "Row", "find_keys", "rows_of"]
 
@@ -217,11 +218,17 @@ class Grafts:
 
     def _newest(self, rows: Iterable[Row]) -> dict[bytes, Row]:
         """Of each block the row with the highest put-sequence number, the later of equal ones; none that is dead, none
-        of a segment that is gone, none of impossible size.
+        of a segment that is gone, none in a bad place, none of impossible size.
         """
         news: dict[bytes, Row] = {}
+        bad: dict[int, tuple[BadPlace, ...]] = {}
         for row in rows:
             if self._dead.get(row.key, -1) > row.put_seq or not self._is_there(row) or not self._is_sized(row):
+                continue
+            if row.segment not in bad:
+                volume = self._core.volume_of(row.segment)
+                bad[row.segment] = volume.bad.places(volume.files.nonce(row.segment)) if len(volume.bad) else ()
+            if bad[row.segment] and _touches(row, bad[row.segment]):
                 continue
             other = news.get(row.key)
             if other is None or other.put_seq <= row.put_seq:
@@ -307,6 +314,12 @@ class Grafts:
                 key, at = everything[at].key, at + 1
             everything += self._taken(key)
         return everything
+
+
+def _touches(row: Row, places: Iterable[BadPlace]) -> bool:
+    start = row.page * PAGE_NBYTES
+    end = start + row.geometry.record_nbytes
+    return any(start < place.offset + place.nbytes and end > place.offset for place in places)
 
 
 def _continues(row: Row, after: Row) -> bool:
