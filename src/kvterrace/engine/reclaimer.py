@@ -90,10 +90,8 @@ class Reclaimer:
         self._closing = True
 
     def is_done_with(self, segment: Segment) -> bool:
-        """Whether nothing in `segment` matters any more. Of one being reclaimed, nothing does once it cannot be called
-        off.
-        """
-        if segment is self._reclaiming and self._anew is None:
+        """Whether nothing in `segment` matters any more. One being reclaimed may be called off until it goes."""
+        if segment is self._reclaiming:
             return False
         return segment.state in (SegmentState.RECLAIMING, SegmentState.STUCK)
 
@@ -218,14 +216,15 @@ class Reclaimer:
         self._called_off = 0
         self._space.lent = False
         self._avoided.clear()
-        pages = ledger.table.page.copy()
+        live = np.sort(live)
+        pages = ledger.table.page[live]
         anew = reclaim.give_up(ledger, segment, self._carried, now_s)
         ledger.dirty.hurry(anew)
         if not room_nbytes:
             # Opened with less room than it takes, or what was kept for this is spoilt. There is idle KV alone here: it
             # stays in DRAM until there is room, which a crash may forestall.
             anew = anew[:0]
-        self._anew = anew, ledger.table.put_seq[anew], pages[anew]
+        self._anew = anew, ledger.table.put_seq[anew], pages[np.searchsorted(live, anew)]
         self._anew_until_s = now_s + _ANEW_S if len(ledger.spaces) > 1 else math.inf
         self._finish(segment, now_s)
 
