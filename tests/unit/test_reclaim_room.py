@@ -183,6 +183,8 @@ def test_what_cannot_be_written_elsewhere_counts_where_it_was_again(tmp_path: Pa
         for _ in range(8):
             if writer._reclaimer._anew is not None and len(writer._reclaimer._anew[0]):
                 box.faults.add(Fail(code), IoKind.WRITE, nth=1, when=lambda one: one.path.suffix == ".seg")
+            segment = writer._reclaimer._reclaiming
+            assert segment is None or not writer._reclaimer.is_done_with(segment), "its copies may count again"
             box.step(0.0002)
             box.check()
             assert box.store.match(HELD).blocks == 2
