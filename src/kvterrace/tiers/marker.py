@@ -20,6 +20,7 @@ __all__ = [
     "make_marker",
     "may_become_store",
     "parse_drive",
+    "propose_drives",
     "read_marker",
     "sync_folder",
     "write_drives",
@@ -62,10 +63,13 @@ class DriveRecord:
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """What `store.json` says. `drive` is None where the store has one drive, and never had more."""
+    """What `store.json` says. `drive` is None where the store has one drive, and never had more. `proposed`: what it is
+    to say next, if that came to be on any drive.
+    """
 
     store_uuid: bytes
     drive: DriveRecord | None
+    proposed: DriveRecord | None = None
 
 
 def read_marker(root: Path) -> Marker | None:
@@ -79,7 +83,10 @@ def read_marker(root: Path) -> Marker | None:
         return None
     try:
         drives = found.get("drives")
-        return Marker(uuid.UUID(hex=str(found["uuid"])).bytes, None if drives is None else parse_drive(drives))
+        store_uuid = uuid.UUID(hex=str(found["uuid"])).bytes
+        if drives is None:
+            return Marker(store_uuid, None)
+        return Marker(store_uuid, parse_drive(drives), _parse_proposed(drives))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _damaged(root, error) from error
 
@@ -106,6 +113,18 @@ def write_drives(root: Path, drive: DriveRecord) -> None:
     found = _read(root)
     assert found is not None, "a drive without a store"
     write_whole(root / _NAME, {**found, "drives": drive.to_json()}, replace=True)
+
+
+def propose_drives(root: Path, drive: DriveRecord) -> None:
+    """Write `drive` beside what `store.json` of `root` says of drives, to be put in its place once all drives have
+    theirs. Raises OSError.
+    """
+    found = _read(root)
+    assert found is not None, "a drive without a store"
+    now = found["drives"]
+    assert isinstance(now, dict), "no drive of a set"
+    # within `drives`: a version that does not know of it drops it when it writes its own
+    write_whole(root / _NAME, {**found, "drives": {**now, "next": drive.to_json()}}, replace=True)
 
 
 def write_whole(path: Path, content: dict[str, object], *, replace: bool = False) -> None:
@@ -170,6 +189,14 @@ def parse_drive(found: object) -> DriveRecord:
     if not all(type(one) is int for one in numbers) or not 0 <= record.index < record.count or record.generation < 1:
         raise ValueError(f"drives: {found!r}")
     return record
+
+
+def _parse_proposed(drives: object) -> DriveRecord | None:
+    assert isinstance(drives, dict), "parsed before"
+    try:
+        return parse_drive(drives["next"])
+    except (ValueError, KeyError, TypeError):
+        return None  # nothing that can be believed, and never agreed on
 
 
 def _damaged(root: Path, error: Exception) -> NotAStoreError:
