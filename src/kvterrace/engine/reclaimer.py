@@ -155,6 +155,7 @@ class Reclaimer:
 
     def _end(self) -> None:
         self._space.moving = False
+        self._tombstones.move_no_more()
         self._space.first = np.zeros(0, np.int32)
         self._reclaiming = self._carry = self._moved = self._moved_syncs = self._anew = self._anew_syncs = None
 
@@ -286,15 +287,15 @@ class Reclaimer:
         not come back. Where they cannot be written, reclaim is called off.
         """
         if self._moved is None:
-            self._tombstones.again(segment)
+            self._tombstones.move(segment)
             self._moved = []
         if not self._maker.can_open and self._kills_stuck_alone(segment):
             return True  # they go into the segment that gets its room
-        self._space.moving = not self._tombstones.written
+        self._space.moving = not self._tombstones.moved
         if self._buried(self._moved):
             return True
-        failed = self._moved_syncs is not None and len(self._moved) >= self._moved_syncs
-        if failed or (self._tombstones.wait and not self._maker.can_open):
+        failed = self._moved_syncs is not None and not all(self._moved)
+        if failed or (self._tombstones.moved_wait and not self._maker.can_open):
             self._reclaim_again_s = now_s + _RECLAIM_AGAIN_S
             self._call_off(segment)
         return False
@@ -313,11 +314,11 @@ class Reclaimer:
         return all(one.state is SegmentState.STUCK for one in older)
 
     def _buried(self, ended: list[bool]) -> bool:
-        """Whether every tombstone is written, and every SYNC since has succeeded; `ended` collects these, submitted by
-        the first call that finds all written.
+        """Whether the tombstones that are to be moved are written, and every SYNC since has succeeded; `ended` collects
+        these, submitted by the first call that finds all written. What is invalidated meanwhile is not waited for.
         """
-        if not self._tombstones.written:
-            return False
         if self._moved_syncs is None:
+            if not self._tombstones.moved:
+                return False
             self._moved_syncs = self._syncing.sync(ended.append)
         return len(ended) >= self._moved_syncs and all(ended)
