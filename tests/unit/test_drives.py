@@ -401,6 +401,26 @@ def test_a_record_that_cannot_be_believed(three: list[Path], drives: object) -> 
             opened(paths)
 
 
+@pytest.mark.parametrize("drives", [1, 2])
+@pytest.mark.parametrize("name", ["00000000", "7ffffffe"])
+@pytest.mark.parametrize("empty", [False, True])
+def test_a_stray_file_only_takes_room(three: list[Path], drives: int, name: str, empty: bool) -> None:
+    """No number of it counts: 0 is none, and after the last there would be none left to write to."""
+    paths = three[:drives]
+    fill(paths)
+    folder = paths[-1] / "partitions" / "main"
+    shutil.copyfile(next(folder.glob("*.seg")), folder / f"{name}.seg")
+    if empty:
+        (folder / f"{name}.seg").write_bytes(b"")
+    for number in range(200, 203):
+        with opened(paths) as store:
+            assert found_blocks(store) == 48
+            stored(store, chain_of(number, 6))
+            assert store.flush()
+        with opened(paths) as store:
+            all_hits(store, chain_of(number, 6))
+
+
 # -- locks and crashes -------------------------------------------------------------------------------------------------
 
 
