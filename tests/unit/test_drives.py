@@ -31,6 +31,7 @@ from tests.crash.kit import (
 from kvterrace import ConfigError, NotAStoreError, Store, StoreUnusableError
 from kvterrace.cli import main
 from kvterrace.errors import StoreLockedError
+from kvterrace.maintenance.pending import read_pending
 from kvterrace.tiers import directory as directory_module
 from kvterrace.tiers import drives as drives_module
 from kvterrace.tiers import marker as marker_module
@@ -419,6 +420,34 @@ def test_a_stray_file_only_takes_room(three: list[Path], drives: int, name: str,
             assert store.flush()
         with opened(paths) as store:
             all_hits(store, chain_of(number, 6))
+
+
+@pytest.mark.parametrize("what", ["pipe", "huge", "drives"])
+def test_a_marker_that_is_none_is_refused_at_once(three: list[Path], what: str) -> None:
+    fill(three[:2])
+    path = three[0] / "store.json"
+    if what == "pipe":
+        path.unlink()
+        os.mkfifo(path)
+    elif what == "huge":
+        path.write_text(path.read_text() + " " * (64 << 10))
+    else:
+        path.write_text(json.dumps(record(three[0]) | {"drives": record(three[0])["drives"] | {"count": 10**19}}))
+    with pytest.raises(NotAStoreError, match="damaged"):
+        opened(three[:2])
+
+
+def test_a_pending_purge_that_is_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "purge.pending")
+    with pytest.raises(StoreUnusableError, match="damaged"):
+        read_pending(tmp_path)
+
+
+@pytest.mark.parametrize("created", [float("nan"), float("inf"), -1e300, 1e308])
+def test_a_store_made_at_no_time_can_be_inspected(three: list[Path], created: float) -> None:
+    fill(three[:1])
+    (three[0] / "store.json").write_text(json.dumps(record(three[0]) | {"created_unix_s": created}))
+    assert main(["inspect", str(three[0])]) == 0
 
 
 # -- locks and crashes -------------------------------------------------------------------------------------------------
