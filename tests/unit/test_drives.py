@@ -31,6 +31,7 @@ from tests.crash.kit import (
 from kvterrace import ConfigError, NotAStoreError, Store, StoreUnusableError
 from kvterrace.cli import main
 from kvterrace.errors import StoreLockedError
+from kvterrace.maintenance.pending import read_pending
 from kvterrace.tiers import directory as directory_module
 from kvterrace.tiers import drives as drives_module
 from kvterrace.tiers import marker as marker_module
@@ -399,6 +400,54 @@ def test_a_record_that_cannot_be_believed(three: list[Path], drives: object) -> 
     for paths in (three[:2], three[:1]):
         with pytest.raises(NotAStoreError, match="damaged"):
             opened(paths)
+
+
+@pytest.mark.parametrize("drives", [1, 2])
+@pytest.mark.parametrize("name", ["00000000", "7ffffffe"])
+@pytest.mark.parametrize("empty", [False, True])
+def test_a_stray_file_only_takes_room(three: list[Path], drives: int, name: str, empty: bool) -> None:
+    """No number of it counts: 0 is none, and after the last there would be none left to write to."""
+    paths = three[:drives]
+    fill(paths)
+    folder = paths[-1] / "partitions" / "main"
+    shutil.copyfile(next(folder.glob("*.seg")), folder / f"{name}.seg")
+    if empty:
+        (folder / f"{name}.seg").write_bytes(b"")
+    for number in range(200, 203):
+        with opened(paths) as store:
+            assert found_blocks(store) == 48
+            stored(store, chain_of(number, 6))
+            assert store.flush()
+        with opened(paths) as store:
+            all_hits(store, chain_of(number, 6))
+
+
+@pytest.mark.parametrize("what", ["pipe", "huge", "drives"])
+def test_a_marker_that_is_none_is_refused_at_once(three: list[Path], what: str) -> None:
+    fill(three[:2])
+    path = three[0] / "store.json"
+    if what == "pipe":
+        path.unlink()
+        os.mkfifo(path)
+    elif what == "huge":
+        path.write_text(path.read_text() + " " * (64 << 10))
+    else:
+        path.write_text(json.dumps(record(three[0]) | {"drives": record(three[0])["drives"] | {"count": 10**19}}))
+    with pytest.raises(NotAStoreError, match="damaged"):
+        opened(three[:2])
+
+
+def test_a_pending_purge_that_is_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "purge.pending")
+    with pytest.raises(StoreUnusableError, match="damaged"):
+        read_pending(tmp_path)
+
+
+@pytest.mark.parametrize("created", [float("nan"), float("inf"), -1e300, 1e308])
+def test_a_store_made_at_no_time_can_be_inspected(three: list[Path], created: float) -> None:
+    fill(three[:1])
+    (three[0] / "store.json").write_text(json.dumps(record(three[0]) | {"created_unix_s": created}))
+    assert main(["inspect", str(three[0])]) == 0
 
 
 # -- locks and crashes -------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import stat
 import threading
 import uuid
 from dataclasses import dataclass
@@ -28,6 +29,9 @@ __all__ = [
 ]
 
 _NAME = "store.json"
+_MOST_NBYTES = 64 << 10
+#: As many as a store is opened with, or more.
+_MOST_DRIVES = 127
 #: What may lie in a folder that becomes a store: half-made files of one that was being made.
 _HALF_MADE = re.compile(r"lost\+found|\.store\.json\.\d+")
 _ID = re.compile(r"[0-9a-f]{32}")
@@ -160,10 +164,15 @@ def sync_folder(path: Path) -> None:
 def _read(root: Path) -> dict[str, object] | None:
     marker = root / _NAME
     try:
-        text = marker.read_bytes()
+        fd = os.open(marker, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # without waiting for a pipe's other end
     except FileNotFoundError:
         return None
+    with os.fdopen(fd, "rb") as file:
+        regular = stat.S_ISREG(os.fstat(fd).st_mode)
+        text = file.read(_MOST_NBYTES + 1) if regular else b""
     try:
+        if not regular or len(text) > _MOST_NBYTES:
+            raise ValueError("longer than 64 KiB" if regular else "not a regular file")
         found = json.loads(text)
         version = found["format_version"]
         if not isinstance(found, dict) or not isinstance(version, int) or version < 1:
@@ -187,6 +196,8 @@ def parse_drive(found: object) -> DriveRecord:
     if not all(_ID.fullmatch(one) for one in (record.set_id, record.change_id)):
         raise ValueError(f"drives: {found!r}")
     if not all(type(one) is int for one in numbers) or not 0 <= record.index < record.count or record.generation < 1:
+        raise ValueError(f"drives: {found!r}")
+    if record.count > _MOST_DRIVES:
         raise ValueError(f"drives: {found!r}")
     return record
 
