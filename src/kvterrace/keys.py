@@ -141,6 +141,16 @@ class KeyChain:
     def __len__(self) -> int:
         return len(self.data) // KEY_NBYTES
 
+    def require_distinct(self) -> None:
+        """No key comes twice. A key stands for its whole prefix, so that of a hash chain none does.
+
+        Raises:
+            ConfigError: one does.
+        """
+        firsts = np.frombuffer(self.data, "<u8")[:: KEY_NBYTES // 8]
+        if len(np.unique(firsts)) < len(firsts) and len(set(self)) < len(self):
+            raise ConfigError("key chain: a key comes twice; each key must stand for its block and all before it")
+
     def key(self, index: int) -> bytes:
         """Key of block `index`; index -1 is the root."""
         if index == -1:

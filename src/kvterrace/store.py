@@ -189,12 +189,13 @@ class Store:
             deadline_s: seconds that a block may wait for room; None: `busy_after_s`.
 
         Raises:
-            LayoutError, StoreClosedError, IndexError: as for `get`. ConfigError: `sequence` is too long,
-                or `deadline_s` is as there.
+            LayoutError, StoreClosedError, IndexError: as for `get`. ConfigError: `sequence` is too long, a key of
+                `chain` comes twice, or `deadline_s` is as there.
         """
         start, stop = _span(chain, start, stop)
         if len(sequence) > 16:
             raise ConfigError(f"sequence: {len(sequence)} bytes; at most 16 (hash longer names)")
+        chain.require_distinct()
         buffers = BlockBuffers(chain.namespace.layout, blocks, stop - start)
         return self._submit(
             TransferKind.PUT, chain, start, stop, buffers, deadline_s=deadline_s, sequence=sequence.ljust(16, b"\0")

@@ -120,6 +120,11 @@ class Known:
     page: int
 
 
+def _keys(one: Known) -> list[bytes]:
+    """Its own key and those of all before it in its chain."""
+    return [key_of(one.block.namespace, one.block.path[:n]) for n in range(1, len(one.block.path) + 1)]
+
+
 def model(segments: list[list[Block | Tombstone]]) -> dict[tuple[int, Path], Known]:
     """What must be in the index, by namespace and path."""
     best: dict[bytes, Known] = {}
@@ -135,10 +140,11 @@ def model(segments: list[list[Block | Tombstone]]) -> dict[tuple[int, Path], Kno
             if before is None or record.put_seq >= before.block.put_seq:
                 best[record.key] = Known(record, number, page)
             page += NBYTES[record.namespace][2] // 4096
-    alive = {key: one for key, one in best.items() if one.block.put_seq >= dead.get(key, 0)}
+    # dead is what was invalidated later than it was put, and what hangs on what was
+    alive = {key: one for key, one in best.items() if one.block.put_seq >= max(dead.get(at, 0) for at in _keys(one))}
     found = {}
     for one in alive.values():
-        above = [alive.get(key_of(one.block.namespace, one.block.path[:n])) for n in range(1, len(one.block.path) + 1)]
+        above = [alive.get(key) for key in _keys(one)]
         if all(each is not None and not each.block.depth_off for each in above):
             found[one.block.namespace, one.block.path] = one
     return found

@@ -282,3 +282,16 @@ def test_a_drive_on_which_too_much_goes_wrong_is_reported_once(box: Box, caplog:
         assert len(told) == (1 if 2 * number >= entries else 0), number
         bad_of(box).went_wrong(number.to_bytes(32, "little"), segment, b"n" * 16, number * 8192, 8192)
     assert len(bad_of(box)) == entries
+
+
+def test_the_log_wants_no_room_that_the_drive_has_not(box: Box) -> None:
+    """The capacity has room for the log, the drive has not: it waits, as a segment would."""
+    (space,) = box.store._core.ledger.spaces
+    box.put_now(FOUR)
+    box.cool()
+    space.limit_nbytes = space.file_nbytes + SEGMENT_NBYTES
+    bad = bad_of(box)
+    bad._quarantine.add_place(segment=1, nonce=bytes(16), offset=4096, nbytes=4096)
+    assert [bad.wants_room, bad.busy] == [True, False]
+    space.limit_nbytes = None
+    assert [bad.wants_room, bad.busy] == [False, True]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import logging
@@ -30,8 +31,10 @@ from tests.crash.kit import (
 from kvterrace import ConfigError, NotAStoreError, Store, StoreUnusableError
 from kvterrace.cli import main
 from kvterrace.errors import StoreLockedError
+from kvterrace.maintenance.pending import read_pending
 from kvterrace.tiers import directory as directory_module
 from kvterrace.tiers import drives as drives_module
+from kvterrace.tiers import marker as marker_module
 from kvterrace.tiers.drives import Candidate, plan_drives
 from kvterrace.tiers.marker import DriveRecord, Marker
 
@@ -399,6 +402,54 @@ def test_a_record_that_cannot_be_believed(three: list[Path], drives: object) -> 
             opened(paths)
 
 
+@pytest.mark.parametrize("drives", [1, 2])
+@pytest.mark.parametrize("name", ["00000000", "7ffffffe"])
+@pytest.mark.parametrize("empty", [False, True])
+def test_a_stray_file_only_takes_room(three: list[Path], drives: int, name: str, empty: bool) -> None:
+    """No number of it counts: 0 is none, and after the last there would be none left to write to."""
+    paths = three[:drives]
+    fill(paths)
+    folder = paths[-1] / "partitions" / "main"
+    shutil.copyfile(next(folder.glob("*.seg")), folder / f"{name}.seg")
+    if empty:
+        (folder / f"{name}.seg").write_bytes(b"")
+    for number in range(200, 203):
+        with opened(paths) as store:
+            assert found_blocks(store) == 48
+            stored(store, chain_of(number, 6))
+            assert store.flush()
+        with opened(paths) as store:
+            all_hits(store, chain_of(number, 6))
+
+
+@pytest.mark.parametrize("what", ["pipe", "huge", "drives"])
+def test_a_marker_that_is_none_is_refused_at_once(three: list[Path], what: str) -> None:
+    fill(three[:2])
+    path = three[0] / "store.json"
+    if what == "pipe":
+        path.unlink()
+        os.mkfifo(path)
+    elif what == "huge":
+        path.write_text(path.read_text() + " " * (64 << 10))
+    else:
+        path.write_text(json.dumps(record(three[0]) | {"drives": record(three[0])["drives"] | {"count": 10**19}}))
+    with pytest.raises(NotAStoreError, match="damaged"):
+        opened(three[:2])
+
+
+def test_a_pending_purge_that_is_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "purge.pending")
+    with pytest.raises(StoreUnusableError, match="damaged"):
+        read_pending(tmp_path)
+
+
+@pytest.mark.parametrize("created", [float("nan"), float("inf"), -1e300, 1e308])
+def test_a_store_made_at_no_time_can_be_inspected(three: list[Path], created: float) -> None:
+    fill(three[:1])
+    (three[0] / "store.json").write_text(json.dumps(record(three[0]) | {"created_unix_s": created}))
+    assert main(["inspect", str(three[0])]) == 0
+
+
 # -- locks and crashes -------------------------------------------------------------------------------------------------
 
 
@@ -429,26 +480,76 @@ def test_a_stale_drive_is_not_emptied_under_another_process(three: list[Path]) -
     assert not segments(three[2], "p0"), "an old segment of another partition could come back"
 
 
-@pytest.mark.parametrize("after", range(3))
-def test_a_crash_while_the_records_are_written(three: list[Path], monkeypatch: pytest.MonkeyPatch, after: int) -> None:
-    """Whatever was written of a new generation, the next open finds blocks that are right, or none."""
-    fill(three[:2])
+@pytest.mark.parametrize("given", ["added", "left out", "back"])
+@pytest.mark.parametrize("after", range(7))
+def test_a_crash_while_the_records_are_written(
+    three: list[Path], monkeypatch: pytest.MonkeyPatch, after: int, given: str
+) -> None:
+    """Whatever was written of a new generation, the next open finds all blocks that it would have found."""
+    fill(three[:2] if given == "added" else three)
+    if given == "back":
+        with opened(three[:2]):
+            pass
+    paths = three[:2] if given == "left out" else three
+    copy = three[0].parents[1] / "copy"
+    for number, root in enumerate(paths):
+        if root.exists():
+            shutil.copytree(root, copy / str(number) / "kv")
+    with opened([copy / str(number) / "kv" for number in range(len(paths))]) as store:
+        expected = found_blocks(store)
     written: list[Path] = []
-    for name in ("write_drives", "make_root"):
+    for name in ("propose_drives", "write_drives", "make_root"):
         function = getattr(drives_module, name)
         monkeypatch.setattr(
             drives_module, name, lambda root, *rest, function=function: _step(written, after, function, root, *rest)
         )
-    with pytest.raises(KeyboardInterrupt):
-        opened(three)
+    with contextlib.suppress(KeyboardInterrupt):
+        opened(paths).close()
+    monkeypatch.undo()
+    for _ in range(2):
+        with opened(paths) as store:
+            assert found_blocks(store) == expected
+            for chain in CHAINS:
+                checked(store, chain)
+
+
+@pytest.mark.parametrize("full", range(2))
+def test_a_full_drive_is_refused_and_nothing_has_changed(
+    three: list[Path], monkeypatch: pytest.MonkeyPatch, full: int
+) -> None:
+    """Written drive by drive, the records made those that got none look as if they had been away."""
+    fill(three)
+    real = marker_module.write_whole
+
+    def write(path: Path, *rest: Any, **options: Any) -> None:
+        if path.parent == three[full]:
+            raise OSError(28, "No space left on device")
+        real(path, *rest, **options)
+
+    monkeypatch.setattr(marker_module, "write_whole", write)
+    with pytest.raises(StoreUnusableError, match="No space left"):
+        opened(three[:2])
     monkeypatch.undo()
     with opened(three) as store:
-        found = found_blocks(store)
-        assert found == 48 if after != 1 else found < 48  # then the second drive looks as if it had been away
-        for chain in CHAINS:
-            checked(store, chain)
+        assert found_blocks(store) == 48
+    assert [drive(root)[0] for root in three] == [1, 1, 1]
+
+
+def test_a_proposal_that_came_to_nothing_is_not_believed_later(
+    three: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(three)
+    written: list[Path] = []
+    real = marker_module.propose_drives
+    monkeypatch.setattr(drives_module, "propose_drives", lambda root, *rest: _step(written, 1, real, root, *rest))
+    with pytest.raises(KeyboardInterrupt):
+        opened(three[:2])
+    monkeypatch.undo()
+    with opened(three[1:]) as store:
+        stored(store, CHAINS[0])
     with opened(three) as store:
-        assert found_blocks(store) == found
+        assert found_blocks(store) < 48, "the first drive was away"
+    assert not segments(three[0]) or len({drive(root)[0] for root in three}) == 1
 
 
 def _step(written: list[Path], after: int, function: Any, root: Path, *rest: Any) -> None:

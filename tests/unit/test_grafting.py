@@ -129,14 +129,29 @@ def test_a_tombstone_kills_what_is_older_whichever_comes_first(bench: Bench) -> 
     bench.grafts.remember_dead(dead)
     bench.grafts.bury(dead, 5.0)
     check_ledger(bench.ledger)
-    assert bench.copy_of(CHAIN, 1) is None and bench.copy_of(CHAIN, 2) is not None
+    assert len(bench.ledger.find(CHAIN)) == 1  # what hangs on it is as old
     bench.enter(bench.row(CHAIN, 1, put_seq=6), bench.row(CHAIN, 4, put_seq=6))
-    assert bench.copy_of(CHAIN, 1) is None and len(bench.ledger.find(CHAIN)) == 4
-    again = bench.row(CHAIN, 1, put_seq=8), bench.row(CHAIN, 4, put_seq=8)
+    assert len(bench.ledger.find(CHAIN)) == 1
+    again = [bench.row(CHAIN, index, put_seq=8) for index in range(1, 5)]
     bench.enter(*again)
-    assert [bench.copy_of(CHAIN, index) for index in (1, 4)] == [place(row) for row in again]
+    assert [bench.copy_of(CHAIN, index) for index in range(1, 5)] == [place(row) for row in again]
     bench.grafts.bury(dead, 5.0)  # old news
-    assert [bench.copy_of(CHAIN, index) for index in (1, 4)] == [place(row) for row in again]
+    assert [bench.copy_of(CHAIN, index) for index in range(1, 5)] == [place(row) for row in again]
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_what_hangs_on_an_invalidated_block_stays_dead_when_that_is_put_again(bench: Bench, waits: bool) -> None:
+    old = [bench.row(CHAIN, index, put_seq=5) for index in (1, 2)]
+    if waits:
+        bench.enter(*old)
+    bench.grafts.remember_dead([(CHAIN.key(0), 7)])
+    bench.grafts.bury([(CHAIN.key(0), 7)], 5.0)
+    bench.enter(bench.row(CHAIN, 0, put_seq=8), *(() if waits else old))
+    bench.enter(*old)
+    assert len(bench.ledger.find(CHAIN)) == 1
+    bench.enter(*(bench.row(CHAIN, index, put_seq=9) for index in (2, 1)))
+    bench.enter(*old)
+    assert len(bench.ledger.find(CHAIN)) == 3
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(4))))

@@ -13,7 +13,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.crash.kit import LAYOUT, all_hits, chain_of, opened, segments, stored, until
+from tests.crash.kit import (
+    LAYOUT,
+    RECORD_NBYTES,
+    all_hits,
+    chain_of,
+    checked,
+    hits,
+    opened,
+    seal,
+    segments,
+    stored,
+    until,
+)
 from tests.harness import SMALL, kinds
 from tests.harness import chain_of as chain_by_path
 from tests.shared import Library, a_store, below, everything, reader_of
@@ -293,3 +305,17 @@ def test_wrong_bytes_in_a_sealed_segment_are_still_damage(library: Library) -> N
     reader = library.open_reader()
     library.media[0].names[path].current[4096 + 3 * 4096 + 10] ^= 1
     assert kinds(library.get(reader, chain)) == ["Hit", "Corrupt", "Hit"]
+
+
+def test_a_record_in_a_quarantined_place_is_no_copy_for_a_reader(tmp_path: Path) -> None:
+    path, chain = tmp_path / "kv", chain_of(1, 2)
+    with opened(path) as store:
+        stored(store, chain)
+        seal(store)
+    with segments(path)[0].open("r+b") as file:
+        file.seek(4096 + RECORD_NBYTES + 4096)  # the payload of the second record
+        file.write(bytes(16))
+    with opened(path) as store:
+        assert hits(checked(store, chain)) == [True, False]
+    with reader_of(path) as reader:
+        assert reader.match(chain).blocks == 1

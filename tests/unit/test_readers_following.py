@@ -290,3 +290,30 @@ def test_the_writer_is_not_disturbed(tmp_path: Path) -> None:
         *(segment.name for segment in segments(path)),
         "lock",
     ]
+
+
+def test_a_reader_that_closes_does_not_spin(library: Library) -> None:
+    reader = library.open_reader()
+    library.settle(reader)
+    follower = reader._mover.follower
+    assert follower is not None
+    library.box.clock.advance(5.0)
+    assert follower.timeout_s(library.box.clock.monotonic_s()) <= 0.0
+    follower.close()
+    assert follower.timeout_s(library.box.clock.monotonic_s()) > 0.0
+
+
+def test_a_half_written_record_is_read_again(library: Library) -> None:
+    """It is no bad place, nor is its copy given up."""
+    box, chain = library.box, chain_by_path(SMALL, [1, 2])
+    box.put_now(chain)
+    box.store.flush(100.0)
+    reader = library.open_reader()
+    library.settle(reader)
+    content = next(content for path, content in library.media[0].names.items() if path.suffix == ".seg")
+    page = content.current[4096:8192]  # the header of the first record
+    whole = page.copy()
+    page[:] = 0
+    assert [type(one) for one in library.get(reader, chain)] == [Miss, Hit]
+    page[:] = whole
+    assert [type(one) for one in library.get(reader, chain)] == [Hit, Hit]

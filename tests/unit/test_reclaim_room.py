@@ -183,6 +183,8 @@ def test_what_cannot_be_written_elsewhere_counts_where_it_was_again(tmp_path: Pa
         for _ in range(8):
             if writer._reclaimer._anew is not None and len(writer._reclaimer._anew[0]):
                 box.faults.add(Fail(code), IoKind.WRITE, nth=1, when=lambda one: one.path.suffix == ".seg")
+            segment = writer._reclaimer._reclaiming
+            assert segment is None or not writer._reclaimer.is_done_with(segment), "its copies may count again"
             box.step(0.0002)
             box.check()
             assert box.store.match(HELD).blocks == 2
@@ -193,6 +195,28 @@ def test_what_cannot_be_written_elsewhere_counts_where_it_was_again(tmp_path: Pa
     box.step(10.0)
     box.check()
     assert kinds(box.get_now(HELD)) == ["Hit"] * 2
+    pin.release()
+
+
+def test_invalidations_do_not_take_the_room_that_reclaim_needs(tmp_path: Path) -> None:
+    """The oldest segment stays, so that the tombstones of every other one are to be written again before it goes."""
+    box = Box(tmp_path / "store", dram_blocks=60, segments=8, after_s=0.0, latency_s=1e-3)
+    held = chain_of(SMALL, [0])
+    for way in range(45):
+        box.put_now(chain_of(SMALL, [way]))
+        box.step(0.05)
+        if way == 0:
+            pin = box.store.pin(held)
+        if way % 2 == 0:
+            box.store.invalidate(chain_of(SMALL, [10**6 + way]))
+            box.step(0.05)
+        box.check()
+    for way in range(100, 160):
+        box.put_now(chain_of(SMALL, [way]))
+        box.check()
+    assert box.store.flush(20.0)
+    assert box.store.stats().reclaimed_segments > 10
+    assert box.store.match(held).blocks == 1
     pin.release()
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.crash.kit import RECORD_NBYTES, all_hits, checked, hits, opened, segments, stored
+from tests.crash.kit import chain_of as conversation
 from tests.harness import SEGMENT_NBYTES, SMALL, SMALL_NBYTES, Box, chain_of, kinds
 
 from kvterrace.engine.space import SegmentState
@@ -243,3 +245,21 @@ def test_a_half_made_file_does_not_stop_the_one_before_it(tmp_path: Path) -> Non
     entries: Any = scanned(files(box)["00000001.seg"]).entries
     assert len(entries) == 2
     box.check()
+
+
+def test_a_segment_with_a_bad_place_behind_its_last_record_is_not_resumed(tmp_path: Path) -> None:
+    path = tmp_path / "kv"
+    with opened(path) as store:
+        stored(store, conversation(1, 4))
+        assert store.flush(10.0)
+        store._core.ledger.evict_idle()
+        with segments(path)[0].open("r+b") as file:
+            file.seek(PAGE + 3 * RECORD_NBYTES + PAGE)  # the payload of the last record
+            file.write(bytes(16))
+        assert hits(checked(store, conversation(1, 4))) == [True, True, True, False]
+    with opened(path) as store:
+        assert store.match(conversation(1, 4)).blocks == 3
+        stored(store, conversation(2, 4))
+        assert store.flush(10.0)
+    with opened(path) as store:
+        all_hits(store, conversation(2, 4))

@@ -12,6 +12,7 @@ import pytest
 from tests.harness import LARGE, SMALL, SMALL_NBYTES, Box, Get, chain_of, contents, kinds
 
 from kvterrace.engine import prefetching
+from kvterrace.errors import ConfigError
 from kvterrace.io.base import IoKind
 from kvterrace.io.faults import Fail, FlipBit, Hang, PretendDone, Short, Slow
 from kvterrace.keys import KeyChain
@@ -32,6 +33,16 @@ def cold(box: Box, chain: Any = FOUR) -> None:
     box.cool()
     assert set(box.store.match(chain).tiers) == {Tier.SSD}
     box.reads.clear()
+
+
+def test_a_chain_with_a_key_twice_is_refused_and_the_store_goes_on(box: Box) -> None:
+    key = FOUR.key(0)
+    for keys in (key * 2, key + FOUR.key(1) + key):
+        chain = KeyChain(SMALL, FOUR.root, keys)
+        with pytest.raises(ConfigError, match="comes twice"):
+            box.store.put(chain, bytes(len(chain) * SMALL.layout.block_nbytes))
+    assert kinds(box.put_now(FOUR)) == ["Stored"] * 4
+    box.check()
 
 
 # -- reads that share, and what becomes of them ------------------------------------------------------------------------

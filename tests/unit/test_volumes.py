@@ -298,6 +298,38 @@ def test_what_is_carried_over_is_not_waited_for_for_ever(tmp_path: Path, kind: I
     box.check()
 
 
+def test_a_slow_drive_has_all_the_time_for_what_its_reclaim_carries_over(tmp_path: Path) -> None:
+    """Another drive can write, but what is carried over is this one's to write: its segment stays until then."""
+    box = Box(tmp_path, dram_blocks=40, segments=8, drives=2, after_s=0.0)
+    first, root = chain_of(SMALL, [1]), chain_of(SMALL, [2])
+    for chain in (first, root):
+        box.put_now(chain)
+        box.cool()
+    assert drives_of(box, first) + drives_of(box, root) == [0, 1]
+    writers: Any = box.store._mover.writers
+    writer, space = writers.each[1], box.store._core.ledger.spaces[1]
+    writer.seal_open()
+    box.step()
+    box.rest()
+    (segment,) = space.segments.values()
+    table, ids = box.store._core.ledger.table, box.store._core.ledger.find(root)
+    pin = box.store.pin(root)
+    reclaimer = writer._reclaimer
+    segment.state = SegmentState.RECLAIMING
+    reclaimer._reclaiming, reclaimer._carried = segment, ids
+    reclaimer._carry = reclaimer._reader.bring(ids, box.clock.monotonic_s())
+    box.devices[1]._bytes_per_s = 3e3  # nearly three seconds a block
+    carried_s = box.clock.monotonic_s()
+    while reclaimer.busy:
+        box.step(0.1)
+        assert box.clock.monotonic_s() < carried_s + 20.0
+    assert box.clock.monotonic_s() > carried_s + 2.5
+    assert (table.segment[ids] >> 24 == 1).all(), "the old copy was given up before there is a new one"
+    pin.release()
+    box.rest()
+    box.check()
+
+
 # -- invalidations -----------------------------------------------------------------------------------------------------
 
 

@@ -269,3 +269,22 @@ def test_a_segment_is_given_up_for_each_new_one_and_none_for_a_theft(box: Box) -
     assert Fullness(box.store._core.volumes[0]).helps(refused) is False  # four: too few to give two up
     space.begin().state = SegmentState.SEALED
     assert Fullness(box.store._core.volumes[0]).helps(refused) is True
+
+
+def test_the_room_that_the_store_keeps_for_itself_is_not_room_that_others_left(tmp_path: Path) -> None:
+    """A drive smaller than the capacity: found full once, and not again whenever the store looks."""
+    box = Box(tmp_path, segments=40, dram_blocks=30, after_s=0.0)
+    box.device._medium.capacity_nbytes = 12 * SEGMENT_NBYTES
+    (space,) = box.store._core.ledger.spaces
+    limits: set[int | None] = set()
+    for way in range(200):
+        box.patience = 5000
+        box.put_now(chain_of(SMALL, [way, 0]))
+        box.step(0.5)
+        if limits or space.limit_nbytes is not None:
+            limits.add(space.limit_nbytes)
+    assert limits and None not in limits
+    box.device._medium.capacity_nbytes = 16 * SEGMENT_NBYTES
+    run(box, 6.0)
+    assert space.limit_nbytes is None, "others have left room"
+    box.check()

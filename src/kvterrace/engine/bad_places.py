@@ -65,7 +65,7 @@ class BadPlaces:
 
     @property
     def wants_room(self) -> bool:
-        """Whether something is to be written down for which the capacity leaves no room."""
+        """Whether something is to be written down for which the capacity, or the drive, leaves no room."""
         quarantine = self._quarantine
         return quarantine.pending and not quarantine.writing and not self._has_room
 
@@ -81,7 +81,7 @@ class BadPlaces:
         if not self._quarantine.makes_file:
             return True
         # what reclaim keeps for itself stays free: else active KV would hold every segment until one without goes
-        return self._space.file_nbytes + self._file_nbytes + self._space.segment_nbytes <= self._space.cap_nbytes
+        return self._space.file_nbytes + self._file_nbytes + self._space.segment_nbytes <= self._space.most_nbytes
 
     # -- telling -------------------------------------------------------------------------------------------------------
 

@@ -110,6 +110,8 @@ class Follower:
         """How long until there is something to do by the clock."""
         if self._work:
             return 0.0
+        if self._closing:
+            return LOOK_S
         return min((one.next_s - now_s for one in self._each if not one.looking), default=LOOK_S)
 
     def forget(self, keys: Collection[bytes]) -> None:

@@ -87,8 +87,13 @@ class Fullness:
             self._looking = False
             if result.crash is not None or not isinstance(result.value, int):
                 return
-            if result.value >= _ROOM_SEGMENTS * self._space.segment_nbytes:
-                self._space.limit_nbytes = None
+            space = self._space
+            if space.limit_nbytes is None:
+                return
+            # what reclaim keeps free under the limit is the store's own: it says nothing about the others
+            own_nbytes = max(0, space.limit_nbytes - space.file_nbytes)
+            if result.value - own_nbytes >= _ROOM_SEGMENTS * space.segment_nbytes:
+                space.limit_nbytes = None
                 _log.warning("%s: the drive has room again; the store grows up to its capacity", folder)
 
         call = IoRequest(IoKind.CALL, IoClass.DEMOTION, finish=lambda _: engine.free_nbytes(folder), tag=on_told)

@@ -18,6 +18,7 @@ from kvterrace.engine.shared_ledger import SharedLedger
 from kvterrace.engine.space import Segment, SegmentState
 from kvterrace.format.record import PAGE_NBYTES, RecordKind, part_table
 from kvterrace.format.recovery import SegmentContents
+from kvterrace.health.quarantine import BadPlace
 
 __all__ = ["MOST_WAITING", "Grafts", "Row", "find_keys", "rows_of"]
 
@@ -105,8 +106,9 @@ class Grafts:
             self._dead.popitem(last=False)
 
     def bury(self, tombstones: list[tuple[bytes, int]], _now_s: float) -> None:
-        """Give up what these tombstones kill. What is in use or pinned goes when it is let go. A block that only this
-        process holds goes, too: which of the two is older, nobody knows.
+        """Give up what these tombstones kill: their blocks, and what hangs on them and is older. What is in use or
+        pinned goes when it is let go. A block that only this process holds goes, too: which of the two is older, nobody
+        knows.
         """
         table = self._ledger.table
         newest: dict[bytes, int] = {}
@@ -115,6 +117,9 @@ class Grafts:
         for key, block in sorted(find_keys(table, newest).items(), key=lambda one: -one[1]):
             if table.run[block] == NOWHERE:
                 continue  # gone with one before
+            self._ledger.revoke_below(block, newest[key])
+            if table.run[block] == NOWHERE:
+                continue
             if table.segment[block] == NOWHERE or table.put_seq[block] < newest[key]:
                 self._ledger.revoke(block)
 
@@ -145,21 +150,26 @@ class Grafts:
         """Enter blocks, those before others of their chain first, and what waited for them."""
         news = self._newest(self._with_waiting(rows))
         known = find_keys(self._ledger.table, news.keys() | {row.parent for row in news.values()})
+        limits = self._limits(known)
         below: dict[bytes, list[Row]] = {}
         todo: list[Row] = []
         for row in news.values():
             block = known.get(row.key)
             if block is not None:
-                self._take(block, row)
+                if limits.get(row.key, 0) <= row.put_seq:
+                    self._take(block, row)
             elif row.depth == 0 or row.parent in known:
-                todo.append(row)
+                if self._limit_of(row, limits) <= row.put_seq:
+                    todo.append(row)
             else:
                 below.setdefault(row.parent, []).append(row)
         while todo:
             row = todo.pop()
             stretch = [row]
             while True:
-                more = below.pop(stretch[-1].key, [])
+                above = stretch[-1]
+                limits[above.key] = self._limit_of(above, limits)
+                more = [one for one in below.pop(above.key, []) if self._limit_of(one, limits) <= one.put_seq]
                 if len(more) != 1 or not _continues(stretch[-1], more[0]):
                     break
                 stretch += more
@@ -181,13 +191,44 @@ class Grafts:
         parents = find_keys(self._ledger.table, self._waiting.keys())
         self.enter([*later, *(row for parent in parents for row in self._taken(parent))], now_s)
 
+    def _limits(self, known: dict[bytes, int]) -> dict[bytes, int]:
+        """Of each of these blocks of the index, the newest tombstone of it or of what it hangs on: what hangs on it and
+        is older is dead.
+        """
+        if not self._dead:
+            return {}
+        tree, table = self._ledger.tree, self._ledger.table
+        by_run: dict[int, dict[int, int]] = {}
+        last: dict[int, int] = {}
+        for number in {int(table.run[block]) for block in known.values()}:
+            for run in reversed(tree.lineage(tree.run(number))):
+                if run.number in by_run:
+                    continue
+                limit = last[run.parent.number] if run.parent is not None else 0
+                mine = by_run[run.number] = {}
+                keys = table.key[run.ids].tobytes()
+                for at, block in enumerate(run.ids.tolist()):
+                    limit = mine[block] = max(limit, self._dead.get(keys[at * 32 : at * 32 + 32], 0))
+                last[run.number] = limit
+        return {key: by_run[int(table.run[block])][block] for key, block in known.items()}
+
+    def _limit_of(self, row: Row, limits: dict[bytes, int]) -> int:
+        """The same of a row whose parent is among `limits`, or that has none."""
+        return max(self._dead.get(row.key, 0), limits.get(row.parent, 0) if row.depth else 0)
+
     def _newest(self, rows: Iterable[Row]) -> dict[bytes, Row]:
         """Of each block the row with the highest put-sequence number, the later of equal ones; none that is dead, none
-        of a segment that is gone, none of impossible size.
+        of a segment that is gone, none in a bad place, none of impossible size.
         """
         news: dict[bytes, Row] = {}
+        bad: dict[int, tuple[BadPlace, ...]] = {}
         for row in rows:
             if self._dead.get(row.key, -1) > row.put_seq or not self._is_there(row) or not self._is_sized(row):
+                continue
+            if row.segment not in bad:
+                volume = self._core.volume_of(row.segment)
+                bad[row.segment] = volume.bad.places(volume.files.nonce(row.segment)) if len(volume.bad) else ()
+            if bad[row.segment] and _touches(row, bad[row.segment]):
                 continue
             other = news.get(row.key)
             if other is None or other.put_seq <= row.put_seq:
@@ -273,6 +314,12 @@ class Grafts:
                 key, at = everything[at].key, at + 1
             everything += self._taken(key)
         return everything
+
+
+def _touches(row: Row, places: Iterable[BadPlace]) -> bool:
+    start = row.page * PAGE_NBYTES
+    end = start + row.geometry.record_nbytes
+    return any(start < place.offset + place.nbytes and end > place.offset for place in places)
 
 
 def _continues(row: Row, after: Row) -> bool:

@@ -367,7 +367,7 @@ class Reader:
                 self._route(want, copies)
             self._copy(copies, Tier.SSD)
             return
-        if condemned:
+        if condemned and (one.missing or not isinstance(outcome, Miss)):  # else it was half-written: to be read again
             self._discard(one, outcome)
         ledger.undo(block)
         for want in (one.want, *others):

@@ -22,8 +22,10 @@ __all__ = ["rebuild"]
 #: Age given to a recovered block for each put since: only the order counts.
 _AGE_STEP_S = 1e-3
 #: A segment that could not be read may hold higher put-sequence numbers than any that was: what is put or invalidated
-#: from now on must be newer than that, too, once it can be read again. More than a process lives to put.
-_UNKNOWN_PUTS = 1 << 32
+#: from now on must be newer than that, too, once it can be read again. Far more than is put between two segments.
+_UNKNOWN_PUTS = 1 << 28
+#: No block is taken to be older: sums of ages are 64-bit microseconds.
+_MOST_AGE_S = 1e6
 
 Rows = npt.NDArray[np.int64]
 
@@ -76,7 +78,7 @@ def rebuild(core: Core, found: Sequence[RecoveredSegment], now_s: float) -> int:
     table.key[ids] = _words(entries["key"])[rows].view(np.uint8)
     table.put_seq[ids] = entries["put_seq"][rows]
     heads = rows[starts]
-    age_s = (newest - _youngest(entries["put_seq"][rows], starts, above)) * _AGE_STEP_S
+    age_s = np.minimum((newest - _youngest(entries["put_seq"][rows], starts, above)) * _AGE_STEP_S, _MOST_AGE_S)
     numbers = np.array([core.numbers[digest] for digest in live.namespaces])
     ledger.tree.plant(
         ids,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import numpy as np
@@ -30,8 +29,8 @@ _AFTER_FAILURE_S = 5.0
 #: worth least give way to it, written or not: else a full DRAM tier and a full drive would wait for each other for
 #: ever.
 _CALL_OFFS = 12
-#: What was carried over is waited for this long at most, where another drive may have it: if that hangs, this one must
-#: not fill up meanwhile.
+#: Another drive that writes or syncs what was carried over is waited for this long at most, from when nothing of it is
+#: left for this drive to do: if that hangs, this one must not fill up meanwhile. This drive has all the time it takes.
 _ANEW_S = 1.0
 #: Reads of a segment of which none has ended for this long are not waited for any more; as those of a request.
 _STALL_S = 30.0
@@ -67,7 +66,7 @@ class Reclaimer:
         #: Given up, now to be written again: ids, put_seq, pages of the old copies.
         self._anew: tuple[Ids, npt.NDArray[np.int64], Ids] | None = None
         self._progress: tuple[int, float] = (-1, 0.0)  # blocks carried, and when that was first seen
-        self._anew_syncs: tuple[list[bool], int] | None = None
+        self._anew_syncs: list[tuple[list[bool], int]] | None = None  # of this drive, and of the others
         self._avoided: set[int] = set()  # segments of which reclaim was called off since one succeeded
         self._called_off = 0
         self._carried: Ids = np.zeros(0, np.int32)
@@ -90,10 +89,8 @@ class Reclaimer:
         self._closing = True
 
     def is_done_with(self, segment: Segment) -> bool:
-        """Whether nothing in `segment` matters any more. Of one being reclaimed, nothing does once it cannot be called
-        off.
-        """
-        if segment is self._reclaiming and self._anew is None:
+        """Whether nothing in `segment` matters any more. One being reclaimed may be called off until it goes."""
+        if segment is self._reclaiming:
             return False
         return segment.state in (SegmentState.RECLAIMING, SegmentState.STUCK)
 
@@ -158,6 +155,7 @@ class Reclaimer:
 
     def _end(self) -> None:
         self._space.moving = False
+        self._tombstones.move_no_more()
         self._space.first = np.zeros(0, np.int32)
         self._reclaiming = self._carry = self._moved = self._moved_syncs = self._anew = self._anew_syncs = None
 
@@ -218,15 +216,16 @@ class Reclaimer:
         self._called_off = 0
         self._space.lent = False
         self._avoided.clear()
-        pages = ledger.table.page.copy()
+        live = np.sort(live)
+        pages = ledger.table.page[live]
         anew = reclaim.give_up(ledger, segment, self._carried, now_s)
         ledger.dirty.hurry(anew)
         if not room_nbytes:
             # Opened with less room than it takes, or what was kept for this is spoilt. There is idle KV alone here: it
             # stays in DRAM until there is room, which a crash may forestall.
             anew = anew[:0]
-        self._anew = anew, ledger.table.put_seq[anew], pages[anew]
-        self._anew_until_s = now_s + _ANEW_S if len(ledger.spaces) > 1 else math.inf
+        self._anew = anew, ledger.table.put_seq[anew], pages[np.searchsorted(live, anew)]
+        self._anew_until_s = now_s + _ANEW_S
         self._finish(segment, now_s)
 
     def _finish(self, segment: Segment, now_s: float) -> None:
@@ -237,48 +236,66 @@ class Reclaimer:
     def _written_anew(self, now_s: float) -> bool:
         """Whether what was carried over is on a drive elsewhere, and synced. Until then its old copies are what a crash
         leaves; they count again if it can be written nowhere (the room for it went with a failed write). Another drive
-        that has it, and may hang, is not waited for for ever.
+        that has it, and may hang, is not waited for for ever; this one is, however slow it may be.
         """
         assert self._anew is not None and self._reclaiming is not None
         ledger = self._core.ledger
         table, (ids, put_seq, pages), segment = ledger.table, self._anew, self._reclaiming
-        if not len(ids) or now_s >= self._anew_until_s:
+        if not len(ids):
             return True
         waits = (table.put_seq[ids] == put_seq) & (table.run[ids] != NOWHERE) & (table.state[ids] == DramState.READY)
         waits &= (table.segment[ids] == NOWHERE) & ~table.spent[ids] & ~ledger.doomed(ids)
         self._space.first = ids[waits]
         if waits.any():
             self._anew_syncs = None
-            if not self._maker.can_open and not table.writing[ids[waits]].any():
+            writing = table.writing[ids[waits]]
+            if not self._maker.can_open and not writing.any():
                 reclaim.take_back(ledger, segment, ids[waits], pages[waits])
                 self._call_off(segment)
-            return False
+                return False
+            return self._given_up_waiting(now_s, here=not writing.all() or self._writes_here)
         if self._anew_syncs is None:
-            ended: list[bool] = []
+            own = self._core.volume_of(segment.number).number
             copies = table.segment[ids][table.segment[ids] != NOWHERE].tolist()
-            volumes = {self._core.volume_of(number).number for number in [segment.number, *copies]}
-            self._anew_syncs = ended, self._sync_volumes(volumes, ended.append)
-        ended, wanted = self._anew_syncs
-        if len(ended) < wanted:
-            return False
-        if not all(ended):
+            others = {self._core.volume_of(number).number for number in copies} - {own}
+            self._anew_syncs = []
+            for volumes in ({own}, others):
+                ended: list[bool] = []
+                self._anew_syncs.append((ended, self._sync_volumes(volumes, ended.append)))
+        here, elsewhere = (len(ended) < wanted for ended, wanted in self._anew_syncs)
+        if here or elsewhere:
+            return self._given_up_waiting(now_s, here=here)
+        fine = all(all(ended) for ended, _ in self._anew_syncs)
+        if not fine:
             self._anew_syncs = None  # what the SYNC has lost waits again
-        return all(ended)
+        return fine
+
+    @property
+    def _writes_here(self) -> bool:
+        """Whether this drive is writing something: maybe what was carried over."""
+        shut = self._space.in_state(SegmentState.SEALING)
+        return any(one.writers for one in shut) or (self._space.open is not None and self._space.open.writers > 0)
+
+    def _given_up_waiting(self, now_s: float, *, here: bool) -> bool:
+        """Whether another drive alone has kept reclaim waiting for too long. `here`: this drive has something to do."""
+        if here:
+            self._anew_until_s = now_s + _ANEW_S
+        return now_s >= self._anew_until_s
 
     def _tombstones_moved(self, segment: Segment, now_s: float) -> bool:
         """Whether the tombstones of `segment` are on the drive elsewhere: what they kill is in older segments, and must
         not come back. Where they cannot be written, reclaim is called off.
         """
         if self._moved is None:
-            self._tombstones.again(segment)
+            self._tombstones.move(segment)
             self._moved = []
         if not self._maker.can_open and self._kills_stuck_alone(segment):
             return True  # they go into the segment that gets its room
-        self._space.moving = not self._tombstones.written
+        self._space.moving = not self._tombstones.moved
         if self._buried(self._moved):
             return True
-        failed = self._moved_syncs is not None and len(self._moved) >= self._moved_syncs
-        if failed or (self._tombstones.wait and not self._maker.can_open):
+        failed = self._moved_syncs is not None and not all(self._moved)
+        if failed or (self._tombstones.moved_wait and not self._maker.can_open):
             self._reclaim_again_s = now_s + _RECLAIM_AGAIN_S
             self._call_off(segment)
         return False
@@ -297,11 +314,11 @@ class Reclaimer:
         return all(one.state is SegmentState.STUCK for one in older)
 
     def _buried(self, ended: list[bool]) -> bool:
-        """Whether every tombstone is written, and every SYNC since has succeeded; `ended` collects these, submitted by
-        the first call that finds all written.
+        """Whether the tombstones that are to be moved are written, and every SYNC since has succeeded; `ended` collects
+        these, submitted by the first call that finds all written. What is invalidated meanwhile is not waited for.
         """
-        if not self._tombstones.written:
-            return False
         if self._moved_syncs is None:
+            if not self._tombstones.moved:
+                return False
             self._moved_syncs = self._syncing.sync(ended.append)
         return len(ended) >= self._moved_syncs and all(ended)

@@ -38,7 +38,8 @@ def choose_resumed(core: Core, found: Sequence[RecoveredSegment]) -> None:
     Only the newest: a tombstone kills in its own segment and in older ones, and of equal copies the later segment's
     counts. Only one that could be read to its end and is as long as when it was made: else there may be more in it, or
     it was cut by something else. Not one that is longer than new segments are: this store has less room than the one
-    before. All others are sealed.
+    before. Not one with a bad place behind its last record: what was written over it would not be believed after the
+    next open. All others are sealed.
     """
     newest = next((one for one in reversed(found) if not isinstance(one.contents, BadSegment)), None)
     if newest is None or not isinstance(newest.contents, SegmentContents) or not newest.readable:
@@ -48,6 +49,9 @@ def choose_resumed(core: Core, found: Sequence[RecoveredSegment]) -> None:
     if contents.state is not ScanState.SCANNED:
         return
     if not contents.file_nbytes == contents.header.capacity <= space.segment_nbytes:
+        return
+    bad = core.volume_of(newest.number).bad.places(contents.header.nonce) if core.volumes else ()
+    if any(place.offset + place.nbytes > contents.data_end for place in bad):
         return
     tombstones = contents.entries[contents.entries["kind"] == RecordKind.TOMBSTONE]
     rows = (tombstones["payload_nbytes"] // KEY_NBYTES * TOMBSTONE_DTYPE.itemsize).tolist()

@@ -76,3 +76,18 @@ class SharedLedger(Ledger):
     def revoke(self, block: int) -> None:
         """Give up every copy of a block, and of no other; one in use or pinned as soon as it is let go."""
         self._giving_up.revoke(block)
+
+    def revoke_below(self, block: int, put_seq: int) -> None:
+        """Give up every copy of what hangs on a block and is older than `put_seq`, or of unknown age; what is in use or
+        pinned as soon as it is let go.
+        """
+        table, going, run = self.table, self._giving_up, self.run_of(block)
+        at, below = int(np.flatnonzero(run.ids == block)[0]) + 1, self.tree.below(run)
+        for one, ids in ((run, run.ids[at:]), *((child, child.ids) for child in below)):
+            old = ids[(table.segment[ids] == NOWHERE) | (table.put_seq[ids] < put_seq)]
+            held = (table.users[old] > 0) | (table.pins[old] > 0)
+            going.doomed.update(old[held].tolist())
+            going._drop_copies(old[~held], self._slot_nbytes[one.namespace])  # noqa: SLF001 - as `revoke`, many at once
+            self.dirty.settle(one)
+        for one in (*reversed(below), run):
+            going._prune(one)  # noqa: SLF001 - as above

@@ -299,18 +299,19 @@ class SegmentSpace:
         """Whether one more segment stays under the cap, and under what the drive has room for, and room for another is
         left to reclaim.
         """
-        return self.file_nbytes + 2 * self.segment_nbytes <= self._most_nbytes
+        return self.file_nbytes + 2 * self.segment_nbytes <= self.most_nbytes
 
     def room_for_carried(self) -> bool:
         """Whether the room for a segment is there that only reclaim may use, for what outlives an old one."""
-        return self.file_nbytes + self.segment_nbytes <= self._most_nbytes
+        return self.file_nbytes + self.segment_nbytes <= self.most_nbytes
 
     def room_for_small(self) -> bool:
         """Whether there is room for half a segment at least, which reclaim makes do with where it has nothing else."""
-        return self.file_nbytes + self.segment_nbytes // 2 <= self._most_nbytes
+        return self.file_nbytes + self.segment_nbytes // 2 <= self.most_nbytes
 
     @property
-    def _most_nbytes(self) -> int:
+    def most_nbytes(self) -> int:
+        """What all files may take now: the capacity, or less while the drive has less room."""
         return self.cap_nbytes if self.limit_nbytes is None else min(self.cap_nbytes, self.limit_nbytes)
 
     @property
@@ -342,7 +343,7 @@ class SegmentSpace:
 
     @property
     def _next_nbytes(self) -> int:
-        room_nbytes = (self._most_nbytes - self.file_nbytes) // PAGE_NBYTES * PAGE_NBYTES
+        room_nbytes = (self.most_nbytes - self.file_nbytes) // PAGE_NBYTES * PAGE_NBYTES
         return min(self.segment_nbytes, room_nbytes)
 
     @property

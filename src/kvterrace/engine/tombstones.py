@@ -43,6 +43,7 @@ class Tombstones:
         self._files = volume.files
         self._space = volume.space
         self._waiting: list[tuple[bytes, bytes, int]] = []  # namespace digest, key, put-sequence
+        self._moving: set[tuple[bytes, bytes, int]] = set()  # of the segment being reclaimed, not written elsewhere yet
         self._burying: dict[int, int] = {}  # put-sequence -> tombstone records of it in flight
         #: Writes in flight.
         self.writes = 0
@@ -53,9 +54,14 @@ class Tombstones:
         return bool(self._waiting)
 
     @property
-    def written(self) -> bool:
-        """Whether none waits and none is under way."""
-        return not self._waiting and not self._burying
+    def moved(self) -> bool:
+        """Whether all that `move` was told of are written."""
+        return not self._moving
+
+    @property
+    def moved_wait(self) -> bool:
+        """Whether some of these are not being written yet."""
+        return bool(self._waiting) and self._waiting[0] in self._moving
 
     def owes(self, put_seq: int) -> bool:
         """Whether one from before the put-sequence number `put_seq` is still to be written."""
@@ -70,6 +76,16 @@ class Tombstones:
         waiting = set(self._waiting)
         self._waiting.extend(one for one in segment.tombstones if one not in waiting)
 
+    def move(self, segment: Segment) -> None:
+        """As `again`, before all others, and into the room that only reclaim may use; until `move_no_more`."""
+        self._moving = set(segment.tombstones)
+        others = [one for one in self._waiting if one not in self._moving]
+        self._waiting = [*dict.fromkeys(segment.tombstones), *others]
+
+    def move_no_more(self) -> None:
+        """What `move` was told of, and is not written, waits as all others do."""
+        self._moving = set()
+
     def write(self) -> None:
         """Submit one record of those that wait, into the open segment; shut that if it has no room."""
         core, segment = self._core, self._space.open
@@ -77,12 +93,17 @@ class Tombstones:
             return
         digest, _, put_seq = self._waiting[0]
         most = self._most_keys
-        some = list(itertools.takewhile(lambda one: (one[0], one[2]) == (digest, put_seq), self._waiting[:most]))
+        moving = self.moved_wait
+        alike = lambda one: (one[0], one[2], one in self._moving) == (digest, put_seq, moving)  # noqa: E731
+        some = list(itertools.takewhile(alike, self._waiting[:most]))
         nbytes = tombstone_nbytes_for(len(some))
         rows_nbytes = pad_to_page(len(some) * TOMBSTONE_DTYPE.itemsize)  # what its keys add to the footer
         if not self._space.fits(segment, nbytes + rows_nbytes, core.numbers[digest]):
             self._space.shut()
             return
+        kept_nbytes = 0 if moving else self._space.kept_nbytes
+        if not self._space.fits(segment, nbytes + rows_nbytes + kept_nbytes, core.numbers[digest]):
+            return  # reclaim makes room: else these would take what it needs for that
         # not from the arena: what fills that may have to wait for these to be written
         memory = _aligned(nbytes)
         keys = b"".join(key for _, key, _ in some)
@@ -114,9 +135,11 @@ class Tombstones:
             if result.complete:
                 self._files.footers[segment.number].add(header, tombstone_keys=keys)
                 segment.tombstones.extend(some)
+                self._moving.difference_update(some)
                 self._on_written(segment)
             else:
-                self._waiting.extend(some)
+                again = [one for one in some if one in self._moving]
+                self._waiting = [*again, *self._waiting, *(one for one in some if one not in self._moving)]
                 self._volume.bad.not_written(segment, result)
                 self._gate.failed(segment, result)
 

@@ -7,7 +7,9 @@ for each block a line with namespace digest and key in hexadecimal, and a last l
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -33,9 +35,11 @@ def read_pending(root: Path) -> set[bytes]:
     """
     path = root / PENDING_NAME
     try:
-        data = path.read_bytes()
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # without waiting for a pipe's other end
     except FileNotFoundError:
         return set()
+    with os.fdopen(fd, "rb") as file:
+        data = file.read() if stat.S_ISREG(os.fstat(fd).st_mode) else b""
     body, end = data[:-9], data[-9:]
     lines = body[len(_HEAD) :].split(b"\n")[:-1]
     right = body.startswith(_HEAD) and end == b"%08x\n" % crc32c(body) and all(map(_LINE.fullmatch, lines))

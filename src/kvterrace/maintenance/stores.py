@@ -11,7 +11,7 @@ from pathlib import Path
 from kvterrace.errors import ConfigError, NotAStoreError, StoreLockedError, StoreUnusableError
 from kvterrace.observe.folder import StoreFolder, writer_pid
 from kvterrace.tiers.directory import StoreDirectory
-from kvterrace.tiers.drives import Candidate, check_apart, drives_locked, plan_drives
+from kvterrace.tiers.drives import Candidate, check_apart, drives_locked, plan_drives, settled
 from kvterrace.tiers.marker import read_marker
 
 __all__ = ["LockedStore", "Place", "locked_store"]
@@ -75,14 +75,15 @@ def locked_store(roots: Sequence[Path], partition: str | None) -> Iterator[Locke
 
 def _in_order(folders: Sequence[StoreFolder]) -> tuple[StoreFolder, ...]:
     """The drives of one store, all of them, in their order."""
-    given: dict[Candidate, StoreFolder] = {}
+    given: list[Candidate] = []
     for folder in folders:
         if folder.marker.problem or folder.marker.store_uuid is None:
             raise NotAStoreError(
                 f"{folder.root} is not a usable store: {folder.marker.problem}; restore store.json first"
             )
-        given[Candidate(folder.root, read_marker(folder.root), there=True)] = folder
-    plan = plan_drives(list(given))
+        given.append(Candidate(folder.root, read_marker(folder.root), there=True))
+    given = settled(given)
+    plan = plan_drives(given)
     if plan.stale:
         raise StoreUnusableError(
             f"{plan.stale[0].root} was away when the store was last used: no block on it is used any more, and its "
@@ -99,7 +100,7 @@ def _in_order(folders: Sequence[StoreFolder]) -> tuple[StoreFolder, ...]:
             "missing: a chain may lie on several, so give the folders of all (store.json says which is which); one "
             "that is lost for good is given up by opening the store without it; nothing was changed"
         )
-    return tuple(given[one] for one in plan.order)
+    return tuple(folders[given.index(one)] for one in plan.order)
 
 
 def _store(folders: tuple[StoreFolder, ...], name: str | None) -> LockedStore:

@@ -204,7 +204,7 @@ def _read_marker(path: Path) -> Marker:
         if version > FORMAT_VERSION:  # it may say the rest in another way
             return Marker(format_version=version)
         created = found.get("created_unix_s")
-        created_unix_s = float(created) if isinstance(created, int | float) else None
+        created_unix_s = float(created) if isinstance(created, int | float) and abs(created) < 1e12 else None
         drives = found.get("drives")
         drive = None if drives is None else parse_drive(drives)
         return Marker(uuid.UUID(hex=found["uuid"]).bytes, version, created_unix_s, drive=drive)

@@ -4,6 +4,9 @@ Each drive has a folder of its own with a `store.json` that says which drive of 
 given are not exactly those of last time, the generation is raised on all that are present. A drive that has another
 generation than they was away: what was invalidated meanwhile may still lie on it as valid, and its put-sequence numbers
 may have been given again. So its segments are removed before it is used.
+
+An open may end at any write. So the new record is first written beside the present one on all drives, and takes its
+place only then: a drive that still has it beside the present one, where another has it in place, was not away.
 """
 
 from __future__ import annotations
@@ -17,14 +20,22 @@ import re
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvterrace.errors import ConfigError, NotAStoreError, StoreLockedError, StoreUnusableError
 from kvterrace.tiers.directory import StoreDirectory, lock_partition, make_root
-from kvterrace.tiers.marker import DriveRecord, Marker, may_become_store, read_marker, sync_folder, write_drives
+from kvterrace.tiers.marker import (
+    DriveRecord,
+    Marker,
+    may_become_store,
+    propose_drives,
+    read_marker,
+    sync_folder,
+    write_drives,
+)
 
-__all__ = ["Candidate", "Plan", "check_apart", "drives_locked", "open_drives", "plan_drives"]
+__all__ = ["Candidate", "Plan", "check_apart", "drives_locked", "open_drives", "plan_drives", "settled"]
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +55,10 @@ class Candidate:
     @property
     def drive(self) -> DriveRecord | None:
         return None if self.marker is None else self.marker.drive
+
+    @property
+    def proposed(self) -> DriveRecord | None:
+        return None if self.marker is None else self.marker.proposed
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +96,7 @@ def open_drives(roots: Sequence[Path], partition: str, *, created_unix_s: float)
             with _named(root):
                 root.mkdir(mode=0o700, parents=True, exist_ok=True)
     with drives_locked(roots):
-        plan = plan_drives([_look(root) for root in roots])
+        plan = plan_drives(_completed([_look(root) for root in roots]))
         directories: dict[Candidate, StoreDirectory] = {}
         try:
             for one in plan.order:
@@ -94,9 +109,11 @@ def open_drives(roots: Sequence[Path], partition: str, *, created_unix_s: float)
                 for one in plan.stale:
                     held.enter_context(_other_partitions_locked(one.root, partition))
                 _warn(plan)
+                _propose(plan, plan.stale, wanted=False)
                 for one in plan.stale:
                     with _named(one.root):
                         _remove_segments(one.root)
+                _propose(plan, plan.stale, wanted=True)  # now that there is room on them
                 _record(plan, created_unix_s)
             for one in plan.new:
                 directories[one] = _open(one.root, partition, created_unix_s)
@@ -105,6 +122,33 @@ def open_drives(roots: Sequence[Path], partition: str, *, created_unix_s: float)
                 directory.close()
             raise
         return [directories[one] for one in plan.order]
+
+
+def settled(given: Sequence[Candidate]) -> list[Candidate]:
+    """Those given, each with the record that it was to get in place if another drive has that in place. Pure."""
+    present = {_change(one.drive) for one in given if one.drive is not None}
+    return [
+        replace(one, marker=replace(one.marker, drive=one.proposed, proposed=None))
+        if one.marker is not None
+        and one.proposed is not None
+        and _change(one.proposed) in present - {_change(one.drive)}
+        else one
+        for one in given
+    ]
+
+
+def _change(drive: DriveRecord | None) -> tuple[str, int, str] | None:
+    return None if drive is None else (drive.set_id, drive.generation, drive.change_id)
+
+
+def _completed(given: Sequence[Candidate]) -> list[Candidate]:
+    """`settled`, on the drives as well: an earlier open ended between two of them."""
+    done = settled(given)
+    for was, one in zip(given, done, strict=True):
+        if was is not one and one.drive is not None:
+            with _named(one.root):
+                write_drives(one.root, one.drive)
+    return done
 
 
 def plan_drives(given: Sequence[Candidate]) -> Plan:
@@ -195,6 +239,18 @@ def _warn(plan: Plan) -> None:
 
 def _names(some: Sequence[Candidate]) -> str:
     return ", ".join(str(one.root) for one in some)
+
+
+def _propose(plan: Plan, stale: Sequence[Candidate], *, wanted: bool) -> None:
+    """Write the records beside those that the drives have, on the `stale` ones if `wanted`, else on the others. One
+    drive by itself needs no agreement.
+    """
+    if sum(one.drive is not None for one in plan.order) < 2:
+        return
+    for one, record in zip(plan.order, plan.records, strict=False):
+        if one.drive is not None and (one in stale) == wanted:
+            with _named(one.root):
+                propose_drives(one.root, record)
 
 
 def _record(plan: Plan, created_unix_s: float) -> None:

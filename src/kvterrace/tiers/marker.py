@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import stat
 import threading
 import uuid
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ __all__ = [
     "make_marker",
     "may_become_store",
     "parse_drive",
+    "propose_drives",
     "read_marker",
     "sync_folder",
     "write_drives",
@@ -27,6 +29,9 @@ __all__ = [
 ]
 
 _NAME = "store.json"
+_MOST_NBYTES = 64 << 10
+#: As many as a store is opened with, or more.
+_MOST_DRIVES = 127
 #: What may lie in a folder that becomes a store: half-made files of one that was being made.
 _HALF_MADE = re.compile(r"lost\+found|\.store\.json\.\d+")
 _ID = re.compile(r"[0-9a-f]{32}")
@@ -62,10 +67,13 @@ class DriveRecord:
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """What `store.json` says. `drive` is None where the store has one drive, and never had more."""
+    """What `store.json` says. `drive` is None where the store has one drive, and never had more. `proposed`: what it is
+    to say next, if that came to be on any drive.
+    """
 
     store_uuid: bytes
     drive: DriveRecord | None
+    proposed: DriveRecord | None = None
 
 
 def read_marker(root: Path) -> Marker | None:
@@ -79,7 +87,10 @@ def read_marker(root: Path) -> Marker | None:
         return None
     try:
         drives = found.get("drives")
-        return Marker(uuid.UUID(hex=str(found["uuid"])).bytes, None if drives is None else parse_drive(drives))
+        store_uuid = uuid.UUID(hex=str(found["uuid"])).bytes
+        if drives is None:
+            return Marker(store_uuid, None)
+        return Marker(store_uuid, parse_drive(drives), _parse_proposed(drives))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _damaged(root, error) from error
 
@@ -106,6 +117,18 @@ def write_drives(root: Path, drive: DriveRecord) -> None:
     found = _read(root)
     assert found is not None, "a drive without a store"
     write_whole(root / _NAME, {**found, "drives": drive.to_json()}, replace=True)
+
+
+def propose_drives(root: Path, drive: DriveRecord) -> None:
+    """Write `drive` beside what `store.json` of `root` says of drives, to be put in its place once all drives have
+    theirs. Raises OSError.
+    """
+    found = _read(root)
+    assert found is not None, "a drive without a store"
+    now = found["drives"]
+    assert isinstance(now, dict), "no drive of a set"
+    # within `drives`: a version that does not know of it drops it when it writes its own
+    write_whole(root / _NAME, {**found, "drives": {**now, "next": drive.to_json()}}, replace=True)
 
 
 def write_whole(path: Path, content: dict[str, object], *, replace: bool = False) -> None:
@@ -141,10 +164,15 @@ def sync_folder(path: Path) -> None:
 def _read(root: Path) -> dict[str, object] | None:
     marker = root / _NAME
     try:
-        text = marker.read_bytes()
+        fd = os.open(marker, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # without waiting for a pipe's other end
     except FileNotFoundError:
         return None
+    with os.fdopen(fd, "rb") as file:
+        regular = stat.S_ISREG(os.fstat(fd).st_mode)
+        text = file.read(_MOST_NBYTES + 1) if regular else b""
     try:
+        if not regular or len(text) > _MOST_NBYTES:
+            raise ValueError("longer than 64 KiB" if regular else "not a regular file")
         found = json.loads(text)
         version = found["format_version"]
         if not isinstance(found, dict) or not isinstance(version, int) or version < 1:
@@ -169,7 +197,17 @@ def parse_drive(found: object) -> DriveRecord:
         raise ValueError(f"drives: {found!r}")
     if not all(type(one) is int for one in numbers) or not 0 <= record.index < record.count or record.generation < 1:
         raise ValueError(f"drives: {found!r}")
+    if record.count > _MOST_DRIVES:
+        raise ValueError(f"drives: {found!r}")
     return record
+
+
+def _parse_proposed(drives: object) -> DriveRecord | None:
+    assert isinstance(drives, dict), "parsed before"
+    try:
+        return parse_drive(drives["next"])
+    except (ValueError, KeyError, TypeError):
+        return None  # nothing that can be believed, and never agreed on
 
 
 def _damaged(root: Path, error: Exception) -> NotAStoreError:

@@ -40,13 +40,15 @@ _log = logging.getLogger(__name__)
 _NAME = re.compile(r"([0-9a-f]{8})\.seg")
 #: Segments are numbered below this: more than any drive lives to see.
 _NUMBERS = 2**31 - 1
+#: A file numbered this much above every segment whose header can be believed was not left by a crash: it is a stray.
+_STRAY = 2**22
 
 
 def segment_number(name: str) -> int | None:
     """What a segment's file is called by, if `name` is the name of one."""
     match = _NAME.fullmatch(name)
     number = int(match[1], 16) if match else _NUMBERS
-    return number if number < _NUMBERS else None
+    return number if 0 < number < _NUMBERS else None
 
 
 def footer_room_nbytes(records: int, namespaces: int) -> int:
@@ -220,14 +222,9 @@ class SegmentFiles:
                 files.append((number, info))
             else:  # none of ours, yet it takes room
                 self.other_nbytes += _taken_nbytes(info)
+        base = self._base
         if files and self._count < _NUMBERS:
-            first, last = files[0][0], files[-1][0]
-            if last - first + 1 >= self._count:
-                raise StoreUnusableError(
-                    f"{self.folder} has segments {first:08x} to {last:08x}, too far apart for one of several drives; "
-                    "open the store with this path alone, or remove the segments"
-                )
-            self._base -= first - 1
+            self._base -= files[0][0] - 1
         # on the engine's threads: a drive has many reads in flight, and a segment takes three, one after the other
         scans: list[IoRequest] = []
         for number, info in files:
@@ -244,7 +241,29 @@ class SegmentFiles:
                 found[tag[0]] = self._enter(tag[0], tag[1], result.value)
         if fault is not None:
             raise fault
-        return [found[number] for number in sorted(found)]
+        kept = self._without_strays(found)
+        if not kept:
+            self._base = base
+        elif self._count < _NUMBERS:
+            first, last = self.on_drive(kept[0].number), self.on_drive(kept[-1].number)
+            if last - files[0][0] + 1 >= self._count:
+                raise StoreUnusableError(
+                    f"{self.folder} has segments {first:08x} to {last:08x}, too far apart for one of several drives; "
+                    "open the store with this path alone, or remove the segments"
+                )
+        return kept
+
+    def _without_strays(self, found: dict[int, RecoveredSegment]) -> list[RecoveredSegment]:
+        """Those found, in order; but a file far off that is no segment of ours only takes room: were its number taken
+        for one that was given, none might be left.
+        """
+        believed = (number for number, one in found.items() if isinstance(one.contents, SegmentContents))
+        end = max(believed, default=self._base) + _STRAY
+        for number, one in found.items():
+            if number > end:
+                _log.warning("%s is no segment of this store; it only takes room", self.path(number))
+                self.other_nbytes += one.file_nbytes
+        return [found[number] for number in sorted(found) if number <= end]
 
     def _ended(self, count: int) -> Iterator[IoResult]:
         while count > 0:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kvterrace.errors import NotAStoreError, StoreUnusableError
 from kvterrace.tiers.directory import StoreDirectory
-from kvterrace.tiers.drives import Candidate, plan_drives
+from kvterrace.tiers.drives import Candidate, plan_drives, settled
 from kvterrace.tiers.marker import read_marker
 
 __all__ = ["view_drives"]
@@ -24,7 +24,7 @@ def view_drives(roots: Sequence[Path], partition: str) -> list[StoreDirectory]:
     """
     directories = [StoreDirectory.view(root, partition) for root in roots]
     try:
-        plan = plan_drives([Candidate(root, read_marker(root), there=True) for root in roots])
+        plan = plan_drives(settled([Candidate(root, read_marker(root), there=True) for root in roots]))
     except OSError as error:
         raise StoreUnusableError(f"cannot read a drive of the store: {error}; see that all are mounted") from error
     if plan.new:
