@@ -260,7 +260,7 @@ class Box:
         self.check_count()
 
     def check_count(self) -> None:
-        """What the store counts is at least what the drive holds; to the byte, where nothing is on its way, and no fault
+        """What the store counts is at least what the drive holds; to the byte, where nothing is on its way and no fault
         was planned: of a file of which a fault leaves the size in doubt, the larger one is counted.
         """
         for device, drive in zip(self.devices, self.store._core.volumes, strict=False):
