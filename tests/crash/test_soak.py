@@ -44,7 +44,7 @@ def test_a_short_soak(tmp_path: Path) -> None:
     ("mutation", "kinds"),
     [
         ("accept-payloads", ("wrong bytes", "silent fault")),
-        ("late-copy", ("wrong bytes", "late write")),
+        ("late-copy", ("wrong bytes", "wrong-bytes in a child", "late write")),
         ("miscount", ("count",)),
     ],
 )

@@ -241,13 +241,13 @@ def test_a_store_folder_that_is_removed_meanwhile(
 
 
 def test_blocks_that_cannot_be_read_are_counted_in_one_line(run: Run, tmp_path: Path) -> None:
-    assert run()[0] == 0
+    assert run(ssd="6MiB")[0] == 0  # more than half of a segment, so that close seals it
     for path in (tmp_path / "kv").rglob("*.seg"):
         raw = bytearray(path.read_bytes())
         for block in range(7):  # behind the segment's page: a page of header and 32 KiB of KV each
             raw[4096 + block * (36 << 10) + (20 << 10)] ^= 0xFF
         path.write_bytes(raw)
-    status, _, err = run(json=tmp_path / "out.json")
+    status, _, err = run(ssd="6MiB", json=tmp_path / "out.json")
     assert status == 0, err
     faults = json.loads((tmp_path / "out.json").read_text())["faults"]
     assert faults, err

@@ -276,18 +276,18 @@ def test_a_folder_that_is_gone_is_refused_by_name(three: list[Path]) -> None:
 def test_a_drive_that_cannot_be_read_is_refused_by_name(three: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     fill(three)
     before = snapshot(three[0].parents[1])
-    read = Path.read_bytes
+    open_file = os.open
 
-    def failing(self: Path) -> bytes:
-        if three[1] in self.parents:
+    def failing(path: str | Path, *arguments: Any, **named: Any) -> int:
+        if Path(path) == three[1] / "store.json":
             raise OSError(5, "Input/output error")
-        return read(self)
+        return open_file(path, *arguments, **named)
 
-    monkeypatch.setattr(Path, "read_bytes", failing)
+    monkeypatch.setattr(os, "open", failing)
     with pytest.raises(StoreUnusableError, match="leave it out of the list to go on without it") as caught:
         opened(three)
     assert str(three[1]) in str(caught.value) and "Input/output" in str(caught.value)
-    monkeypatch.setattr(Path, "read_bytes", read)
+    monkeypatch.setattr(os, "open", open_file)
     assert snapshot(three[0].parents[1]) == before
     assert opened(three).close(), "a lock was left behind"
 

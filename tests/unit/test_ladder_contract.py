@@ -98,6 +98,15 @@ class TestSsdOnFiles(OnDrive):
 class TestSsdOnTwoDrives(TestSsdOnFiles):
     """The first and the second hang together."""
 
+    def damage(self, key: bytes) -> bool:
+        # how many blocks each drive gets is chance; what is in a segment that was left open is scanned at the next
+        # open, and damage there is a miss
+        whole_nbytes = 6 * self.RECORD_NBYTES
+        for path in Path(self._folder.name).rglob("*.seg"):
+            if payload_of(key, path.read_bytes()) is not None and path.stat().st_size >= whole_nbytes:
+                return False
+        return super().damage(key)
+
     def open_ladder(self) -> Store:
         engines: list[FaultyEngine] = []
         self.plans = [self.plan, FaultPlan()]

@@ -114,7 +114,10 @@ class Reclaimer:
             return  # what is worth keeping could not be read
         ledger = self._core.ledger
         space, avoided = self._space, self._avoided
-        only = lambda one: one.number not in avoided and self._may_go(one)  # noqa: E731
+
+        def only(one: Segment) -> bool:
+            return one.number not in avoided and self._may_go(one)
+
         found = residence.choose(ledger, now_s, space=space, only=only)
         if found is None and avoided:
             avoided.clear()

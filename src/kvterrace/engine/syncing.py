@@ -66,11 +66,6 @@ class Syncing:
         self.pump()
         return len(unsynced)
 
-    @property
-    def wait(self) -> bool:
-        """Whether SYNCs wait for the drive to take them."""
-        return bool(self._waiting)
-
     def pump(self) -> None:
         """Send SYNCs that waited; where nothing is written, they have failed."""
         waiting, self._waiting = self._waiting, []
