@@ -38,7 +38,8 @@ class SegmentMaker:
         self._ends: dict[int, int] = {}  # of those, what their file is cut to
         self._steps: set[int] = set()  # segments of which a step is under way
         self._removing = 0
-        self._to_remove: list[int] = []  # STUCK; those found so at open are not among them: nothing is known of these
+        self._let_go: set[int] = set()  # segments whose file is to go
+        self._to_remove: list[int] = []  # of those, to be tried again: STUCK. Those found so at open are not among them
         self._remove_again_s = float("-inf")
         #: Segments that are not to be sealed: their records are not what a footer would say.
         self.not_sealed: set[int] = set()
@@ -194,13 +195,29 @@ class SegmentMaker:
         self._syncing.forget(number)
         self._unlink(segment)
 
+    def give_up_unreadable(self) -> bool:
+        """Remove the oldest segment that could not be read at open, so that its room can be used; whether there is one.
+        Its blocks, and its invalidations, are lost to this process anyway, and from now on for good.
+        """
+        for segment in self._space.in_state(SegmentState.STUCK):
+            if segment.number not in self._let_go:
+                _log.warning(
+                    "%s could not be read at open, and is removed to make room", self._files.path(segment.number)
+                )
+                segment.state = SegmentState.RECLAIMING
+                self._unlink(segment)
+                return True
+        return False
+
     def _unlink(self, segment: Segment) -> None:
         number = segment.number
         self._removing += 1
+        self._let_go.add(number)
 
         def on_removed(result: IoResult) -> None:
             self._removing -= 1
             if result.crash is None:
+                self._let_go.discard(number)
                 self._space.remove(segment)
                 return
             if not self._to_remove:

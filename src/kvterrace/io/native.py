@@ -112,8 +112,9 @@ class NativeEngine(FileCalls[NativeFile]):
             raise ConfigError(f"an I/O engine needs at least 1 worker, not {workers}; leave it at 4 if in doubt")
         super().__init__(name)
         self._pid = os.getpid()
-        self._core = _native.Core(kind, depth, workers == 1)
-        self._table = _native.FileTable(most_descriptors())
+        most = most_descriptors()
+        self._core = _native.Core(kind, min(depth, most), workers == 1)  # each piece may be of another file
+        self._table = _native.FileTable(most)
         self._requests: dict[int, tuple[IoRequest, object, tuple[Bytes, ...]]] = {}
         self._finished: dict[int, IoResult] = {}  # by a worker, not yet polled
         self._ids = itertools.count(1)

@@ -1,0 +1,79 @@
+"""Segments that could not be read when the store was opened take room, and may not bring it to a standstill."""
+
+from __future__ import annotations
+
+import errno
+import random
+from pathlib import Path
+
+import pytest
+from tests.harness import SMALL, Box, chain_of, kinds
+
+from kvterrace.engine.space import SegmentState
+from kvterrace.io.base import IoKind
+from kvterrace.io.faults import Fail
+
+
+def worked(box: Box, rng: random.Random, paths: list[list[int]], blocks: int) -> None:
+    """So many blocks are put, of chains that branch, and every fourth time a late chain is invalidated."""
+    for _ in range(blocks):
+        box.patience = 100_000
+        base = rng.choice(paths)[:-1] if paths and rng.random() < 0.6 else []
+        paths.append([*base, 1000 + len(paths)])
+        box.put_now(chain_of(SMALL, paths[-1]))
+        if rng.random() < 0.25:
+            box.store.invalidate(chain_of(SMALL, rng.choice(paths[-40:])))
+        box.step(rng.random())
+        box.rest()
+
+
+def names(box: Box) -> list[str]:
+    return sorted(path.name for path in box.device.snapshot() if path.suffix == ".seg")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_most_of_the_room_could_not_be_read_and_the_rest_is_invalidations(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    box = Box(tmp_path / "store", segments=16, dram_blocks=24)
+    paths: list[list[int]] = []
+    worked(box, rng, paths, 200)
+    assert box.store.flush(100.0)
+    lost = set(rng.sample(names(box), 12))
+    box.faults.add(Fail(errno.EIO), IoKind.READ, when=lambda operation: operation.path.name in lost)
+    box.patience = 100_000
+    box.kill()
+    box.faults.clear()
+    (space,) = box.store._core.ledger.spaces
+    assert len(space.in_state(SegmentState.STUCK)) == 12
+    worked(box, rng, paths, 60)
+    box.patience = 100_000
+    assert box.store.flush(200.0)
+    last = chain_of(SMALL, [7, 8])
+    box.put_now(last)
+    assert box.store.flush(200.0)
+    box.check()
+    box.kill()
+    assert kinds(box.get_now(last)) == ["Hit", "Hit"]
+
+
+def test_one_that_cannot_be_read_stays_while_there_is_other_room(tmp_path: Path) -> None:
+    """Next time it may be readable."""
+    box = Box(tmp_path / "store", segments=16)
+    kept = chain_of(SMALL, range(6))
+    box.put_now(kept)
+    assert box.store.flush(100.0)
+    box.writer.seal_open()
+    box.rest()
+    (name,) = names(box)
+    box.faults.add(Fail(errno.EIO), IoKind.READ, when=lambda operation: operation.path.name == name)
+    box.kill()
+    box.faults.clear()
+    for number in range(300):  # more than the drive holds
+        box.patience = 100_000
+        box.put_now(chain_of(SMALL, [100 + number]))
+        box.step(1.0)
+    assert box.store.flush(100.0)
+    assert box.store.stats().reclaimed_segments > 3
+    assert name in names(box)
+    box.kill()
+    assert kinds(box.get_now(kept)) == ["Hit"] * 6
