@@ -71,6 +71,17 @@ class MissingFiles:
         ids = segment.live_ids(self._core.ledger.table)  # what is written while the folder is read is not in doubt
         self._look(partial(self._judge, segment, ids))
 
+    def can_give_up(self, segment: Segment) -> bool:
+        """Whether `give_up` can be called of this segment: it is at rest, and is not going already."""
+        return segment.state in _AT_REST and segment.number not in self._cut
+
+    def give_up(self, segment: Segment) -> None:
+        """Nothing in `segment`, which `can_give_up`, counts any more, whatever is on the drive: it is removed once
+        nobody uses it. None of its tombstones may be needed any more.
+        """
+        self._shut(segment)
+        self._lose(segment.live_ids(self._core.ledger.table))
+
     def pump(self, now_s: float) -> None:
         """Look at all files if it is time; let go of those that hold nothing any more."""
         for number, segment in list(self._cut.items()):
@@ -134,17 +145,11 @@ class MissingFiles:
         if info is not None and not len(gone) and not cut:
             return
         if segment.state in _AT_REST:
-            self._cut[number] = segment
-            self._maker.not_sealed.add(number)
-            if segment is self._space.open:
-                self._space.shut()
+            self._shut(segment)
             taken = 0 if info is None else max(info.nbytes, info.allocated_nbytes)
             segment.file_nbytes = min(segment.file_nbytes, taken)
         self._tombstones.again(segment)
-        now_s = self._core.clock.monotonic_s()
-        for block in gone[np.argsort(-table.page[gone])].tolist():
-            ledger.lost(block, now_s)
-            ledger.tidy(block)
+        self._lose(gone)
         if number not in self._told:
             self._told.add(number)
             what = "was removed" if info is None else f"was cut to {nbytes} B"
@@ -154,3 +159,15 @@ class MissingFiles:
                 what,
                 len(gone) + cut,
             )
+
+    def _shut(self, segment: Segment) -> None:
+        self._cut[segment.number] = segment
+        self._maker.not_sealed.add(segment.number)
+        if segment is self._space.open:
+            self._space.shut()
+
+    def _lose(self, ids: np.ndarray) -> None:
+        ledger, now_s = self._core.ledger, self._core.clock.monotonic_s()
+        for block in ids[np.argsort(-ledger.table.page[ids])].tolist():
+            ledger.lost(block, now_s)
+            ledger.tidy(block)

@@ -47,6 +47,12 @@ class Tombstones:
         self._burying: dict[int, int] = {}  # put-sequence -> tombstone records of it in flight
         #: Writes in flight.
         self.writes = 0
+        #: Records written since the store was opened.
+        self.written = 0
+
+    def __len__(self) -> int:
+        """Keys that are to be written and are not being written yet."""
+        return len(self._waiting)
 
     @property
     def wait(self) -> bool:
@@ -81,6 +87,12 @@ class Tombstones:
         self._moving = set(segment.tombstones)
         others = [one for one in self._waiting if one not in self._moving]
         self._waiting = [*dict.fromkeys(segment.tombstones), *others]
+
+    def drop(self) -> int:
+        """Forget what waits, but for what `move` was told of; the lowest put-sequence number. Some must wait."""
+        oldest = min(put_seq for _, _, put_seq in self._waiting)
+        self._waiting = [one for one in self._waiting if one in self._moving]
+        return oldest
 
     def move_no_more(self) -> None:
         """What `move` was told of, and is not written, waits as all others do."""
@@ -135,6 +147,7 @@ class Tombstones:
             if result.complete:
                 self._files.footers[segment.number].add(header, tombstone_keys=keys)
                 segment.tombstones.extend(some)
+                self.written += 1
                 self._moving.difference_update(some)
                 self._on_written(segment)
             else:
