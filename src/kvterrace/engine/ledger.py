@@ -6,13 +6,14 @@ anything. Production, replay and simulation drive the same ledger. Not thread-sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from kvterrace.engine.blocks import NOWHERE, BlockTable, DramState, Ids
+from kvterrace.engine.dealing import Dealing
 from kvterrace.engine.dirty import DirtyRuns, WriteBatch, WritePolicy
 from kvterrace.engine.dram import DramSpace
 from kvterrace.engine.giving_up import GivingUp
@@ -65,6 +66,7 @@ class Ledger:
         if space is None or isinstance(space, SegmentSpace):
             space = () if space is None else (space,)
         self.spaces = tuple(space)
+        self.dealing = Dealing(self.spaces, self.key_of)
         self.writes = writes or WritePolicy()
         self.geometries: dict[int, Geometry] = {}
         self.next_put_seq = 1
@@ -104,29 +106,12 @@ class Ledger:
 
     def may_store(self, key: bytes) -> bool:
         """Whether the tier below may be given the block of a key, on some volume; else it lives in DRAM alone."""
-        return not self.spaces or any(space.may_store(key) for space in self.spaces)
-
-    def _refused_by(self, space: SegmentSpace) -> Callable[[int], bool]:
-        """Which blocks do not go to this volume: those that failed there, and what another one has to write itself
-        before it can make room.
-        """
-        others = [one for one in self.spaces if one is not space and one.can_write]
-        if not others:
-            return lambda _: False
-        theirs = {block for one in others for block in one.first.tolist()}
-
-        def refused(block: int) -> bool:
-            if block in theirs:
-                return True
-            key = self.key_of(block)
-            return not space.may_store(key) and any(one.may_store(key) for one in others)
-
-        return refused
+        return self.dealing.may_store(key)
 
     @property
     def can_write(self) -> bool:
         """Whether some volume takes writes."""
-        return any(space.can_write for space in self.spaces)
+        return self.dealing.can_write
 
     # -- what there is -------------------------------------------------------------------------------------------------
 
@@ -416,7 +401,7 @@ class Ledger:
         if space is None or not space.can_write:
             return None
         pressed = pressed or self.dirty.nbytes > self.writes.dirty_fraction * self.dram.nbytes
-        batch = self.dirty.choose(space, self.writes, now_s, pressed=pressed, refused=self._refused_by(space))
+        batch = self.dirty.choose(space, self.writes, now_s, pressed=pressed, refused=self.dealing.refused_by(space))
         if batch is not None:
             self.table.writing[batch.ids] = True
             self.hold(batch.ids)
@@ -424,13 +409,13 @@ class Ledger:
         return batch
 
     def needs_segment(self, space: SegmentSpace | None = None) -> bool:
-        """Whether dirty blocks wait and the open segment of `space` (None: of the only volume) could not take the next
-        of them, or there is none.
+        """Whether dirty blocks wait that `space` (None: the only volume) takes, and its open segment could not take the
+        next of them, or there is none.
         """
         space = space or self.space
         if space is None:
             return False
-        return space.open_is_full if space.open is not None else self.dirty.waits
+        return space.open_is_full if space.open is not None else self.dirty.wait_for(self.dealing.refused_by(space))
 
     def written(self, batch: WriteBatch) -> None:
         """A write has ended well: the copies count from now on."""
