@@ -84,6 +84,7 @@ class BlockTable:
             setattr(self, name, np.zeros(0, dtype))
         self._free: Ids = np.zeros(0, np.int32)
         self._free_count = 0
+        self._watched: list[list[Ids]] = []
 
     @property
     def capacity(self) -> int:
@@ -109,7 +110,15 @@ class BlockTable:
         ids = self._free[self._free_count : self._free_count + count][::-1].copy()
         for name, _, start in self._COLUMNS:
             getattr(self, name)[ids] = start
+        for came in self._watched:
+            came.append(ids)
         return ids
+
+    def watch(self) -> list[Ids]:
+        """A list that each `allocate` from now on adds its ids to. The caller clears it now and then."""
+        came: list[Ids] = []
+        self._watched.append(came)
+        return came
 
     def release(self, ids: Ids) -> None:
         """Give ids back. They must not be in use anywhere."""
