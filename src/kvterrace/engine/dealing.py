@@ -17,33 +17,33 @@ class Dealing:
     """
 
     def __init__(self, spaces: Sequence[SegmentSpace], key_of: Callable[[int], bytes]) -> None:
-        self._spaces = spaces
+        self.spaces = spaces
         self._key_of = key_of
 
     @property
     def can_write(self) -> bool:
         """Whether some volume takes writes."""
-        return any(space.can_write for space in self._spaces)
+        return any(space.can_write for space in self.spaces)
 
     def may_store(self, key: bytes) -> bool:
         """Whether the block of a key may be given to some volume; else it lives in DRAM alone."""
-        return not self._spaces or any(space.may_store(key) for space in self._spaces)
+        return not self.spaces or any(space.may_store(key) for space in self.spaces)
 
     def takes(self, space: SegmentSpace, block: int) -> bool:
         """Whether `space` takes a block itself: it has not failed there, or no other volume that can write may have
         it.
         """
-        if len(self._spaces) == 1:
+        if len(self.spaces) == 1:
             return True
         key = self._key_of(block)
-        others = (one for one in self._spaces if one is not space and one.can_write)
+        others = (one for one in self.spaces if one is not space and one.can_write)
         return space.may_store(key) or not any(one.may_store(key) for one in others)
 
     def refused_by(self, space: SegmentSpace) -> Callable[[int], bool]:
         """Which blocks do not go to this volume: those that it does not take, and what another one has to write itself
         before it can make room.
         """
-        others = [one for one in self._spaces if one is not space and one.can_write]
+        others = [one for one in self.spaces if one is not space and one.can_write]
         if not others:
             return lambda _: False
         theirs = {block for one in others for block in one.first.tolist() if self.takes(one, block)}

@@ -67,7 +67,7 @@ class DirtyRuns:
 
     def add(self, block: int, now_s: float) -> None:
         """`block` is ready and has no copy below."""
-        run = self._tree.run(int(self._table.run[block]))
+        run = self._tree.run_of(block)
         if run.number not in self.since_s:
             self.since_s[run.number] = self._first_s[run.number] = now_s
         self.nbytes += self._slot_nbytes[run.namespace]
@@ -152,7 +152,7 @@ class DirtyRuns:
         taken: set[int] = set()
         offset = nbytes = 0
         for block in self._first(space, refused):
-            run = self._tree.run(int(self._table.run[block]))
+            run = self._tree.run_of(block)
             record_nbytes = self._slot_nbytes[run.namespace]
             if chosen and nbytes + record_nbytes > writes.batch_nbytes:
                 return WriteBatch(segment, offset, np.array(chosen, np.int32), nbytes)

@@ -9,10 +9,9 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from kvterrace.engine.blocks import NOWHERE, DramState
+from kvterrace.engine.blocks import NOWHERE, DramState, Geometry
 from kvterrace.engine.core import UNSIZED, Core, NamespaceEntry
 from kvterrace.engine.key_index import KeyIndex
-from kvterrace.engine.ledger import Geometry
 from kvterrace.engine.shared_ledger import SharedLedger
 from kvterrace.engine.space import Segment, SegmentState
 from kvterrace.format.record import PAGE_NBYTES, RecordKind, part_table
