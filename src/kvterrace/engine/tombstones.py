@@ -14,8 +14,6 @@ from kvterrace.engine.volume import Volume
 from kvterrace.engine.write_gate import WriteGate
 from kvterrace.format.record import (
     PAGE_NBYTES,
-    RecordHeader,
-    decode_header,
     encode_tombstone,
     pad_to_page,
     place,
@@ -119,7 +117,7 @@ class Tombstones:
         # not from the arena: what fills that may have to wait for these to be written
         memory = _aligned(nbytes)
         keys = b"".join(key for _, key, _ in some)
-        encode_tombstone(
+        header = encode_tombstone(
             keys,
             memory,
             put_seq=put_seq,
@@ -130,8 +128,6 @@ class Tombstones:
         offset = self._space.place(segment, nbytes, core.numbers[digest])
         segment.reserved_nbytes += rows_nbytes
         place(memory, self._files.nonce(segment.number), offset)
-        header = decode_header(memory)
-        assert isinstance(header, RecordHeader)
         del self._waiting[: len(some)]
         self._burying[put_seq] = self._burying.get(put_seq, 0) + 1
         segment.writers += 1
@@ -145,7 +141,7 @@ class Tombstones:
                 del self._burying[put_seq]
             core.stats.ssd_written_nbytes += result.nbytes
             if result.complete:
-                self._files.footers[segment.number].add(header, tombstone_keys=keys)
+                self._files.footers[segment.number].add(header, offset, keys)
                 segment.tombstones.extend(some)
                 self.written += 1
                 self._moving.difference_update(some)

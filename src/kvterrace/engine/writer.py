@@ -18,7 +18,8 @@ from kvterrace.engine.syncing import Syncing
 from kvterrace.engine.tombstones import Tombstones
 from kvterrace.engine.volume import Volume
 from kvterrace.engine.write_gate import WriteGate
-from kvterrace.format.record import RecordHeader, decode_header, place
+from kvterrace.format.record import place
+from kvterrace.format.segment import footer_row
 from kvterrace.io.base import IoClass, IoKind, IoRequest, IoResult
 
 __all__ = ["Writer"]
@@ -150,14 +151,13 @@ class Writer:
 
     def _write(self, batch: WriteBatch) -> None:
         core, number = self._core, batch.segment.number
-        buffers, headers = [], []
+        buffers, rows = [], []
         offset = batch.offset
         for block in batch.ids.tolist():
             slot = core.slot(block)
             place(slot, self._files.nonce(number), offset)
-            header = decode_header(slot)
-            assert isinstance(header, RecordHeader), f"a slot without a header: {header}"
-            headers.append(header)
+            rows.append(row := footer_row(slot))
+            assert row[0] == core.ledger.key_of(block), f"the slot of block {block} holds the record of another"
             buffers.append(slot)
             offset += slot.nbytes
 
@@ -165,8 +165,8 @@ class Writer:
             self._batches -= 1
             core.stats.ssd_written_nbytes += result.nbytes
             if result.complete:
-                for header in headers:
-                    self._files.footers[number].add(header)
+                for row in rows:
+                    self._files.footers[number].add_row(row)
                 self._syncing.wrote(batch.segment)
                 core.ledger.written(batch)
             else:
