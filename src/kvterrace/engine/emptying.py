@@ -34,7 +34,8 @@ class Emptying:
 
     A drive that takes no writes, and owes more than `MOST_OWED` keys, is emptied: its segments go one by one, the
     oldest first, each durably before the next, since a tombstone that is on the drive must outlive what it kills. Until
-    all are gone the invalidations are owed, so no flush says that they are durable. What DRAM holds stays.
+    all are gone the invalidations are owed, so no flush says that they are durable. What DRAM holds stays; what is on
+    that drive alone is lost, active KV included.
 
     A segment that could not be read at open keeps every later tombstone on the drive. Once these take an eighth of the
     capacity it is removed.
