@@ -65,7 +65,8 @@ def open_store(
     Raises:
         ConfigError: an argument that cannot work, or KVTERRACE_ENGINE names an engine that does not.
         StoreUnusableError: or one of its kinds: not a store, a newer format, locked by another process, no permission,
-            a drive that is not there, or is one of another store.
+            a drive that is not there, is one of another store, or has not answered for a minute while its segments were
+            read.
     """
     paths = _paths(path)
     dram_nbytes = parse_nbytes(dram_bytes, "dram_bytes") // PAGE_NBYTES * PAGE_NBYTES

@@ -12,6 +12,7 @@ from kvterrace.health.breaker import Fault, fault_of
 from kvterrace.health.quarantine import BadPlace, LogWrite, Quarantine, log_nbytes_for
 from kvterrace.health.quarantine_log import LogFile
 from kvterrace.io.base import IoResult
+from kvterrace.tiers.answering import answer
 from kvterrace.tiers.segments import SegmentFiles
 
 __all__ = ["ONLY_DRIVE_STRIKES", "BadPlaces"]
@@ -88,8 +89,11 @@ class BadPlaces:
     def recover(self, nonces: Collection[bytes]) -> None:
         """Take in what the logs of the folder hold of segments with these nonces. Once, before anything else, and after
         `space.other_nbytes` was set. Blocks.
+
+        Raises:
+            StoreUnusableError: the drive does not answer.
         """
-        logs: list[tuple[str, Bytes]] = self._log.read()
+        logs: list[tuple[str, Bytes]] = answer(self._files.engine, self._files.folder, self._log.read)
         self._counted_nbytes = self._log.nbytes
         self._quarantine.recover(logs, nonces)
 

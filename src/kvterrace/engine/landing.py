@@ -13,8 +13,8 @@ from types import ModuleType
 from typing import cast
 
 from kvterrace.buffers import Bytes
+from kvterrace.engine.blocks import Geometry
 from kvterrace.engine.core import NamespaceEntry
-from kvterrace.engine.ledger import Geometry
 from kvterrace.engine.space import Segment
 from kvterrace.engine.transfers import Transfer
 from kvterrace.engine.volume import Volume

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from kvterrace.engine.blocks import NOWHERE
+from kvterrace.engine.blocks import NOWHERE, Geometry
 from kvterrace.engine.core import UNSIZED, Core, NamespaceEntry
-from kvterrace.engine.ledger import Geometry
 from kvterrace.engine.resuming import choose_resumed
 from kvterrace.engine.space import Segment, SegmentState
 from kvterrace.format.record import PAGE_NBYTES, RecordKind, part_table

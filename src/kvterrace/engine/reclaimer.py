@@ -270,7 +270,8 @@ class Reclaimer:
                 reclaim.take_back(ledger, segment, ids[waits], pages[waits])
                 self._call_off(segment)
                 return False
-            return self._given_up_waiting(now_s, here=not writing.all() or self._writes_here)
+            ours = any(ledger.dealing.takes(self._space, block) for block in ids[waits][~writing].tolist())
+            return self._given_up_waiting(now_s, here=ours or self._writes_here)
         if self._anew_syncs is None:
             own = self._core.volume_of(segment.number).number
             copies = table.segment[ids][table.segment[ids] != NOWHERE].tolist()
