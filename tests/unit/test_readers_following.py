@@ -21,6 +21,7 @@ from kvterrace import (
 )
 from kvterrace.engine import prefetching
 from kvterrace.io.descriptors import Descriptors
+from kvterrace.tiers.marker import DriveRecord, propose_drives, write_drives
 
 
 @pytest.fixture
@@ -269,6 +270,44 @@ def test_a_drive_that_the_store_goes_on_without_is_not_believed(tmp_path: Path) 
         assert reader.stats().drives[1].segments == 0 and 0 < sum(left.values()) < 80
         for number, blocks in left.items():
             assert hits(checked(reader, chain_of(number, 4))) == [index < blocks for index in range(4)]
+
+
+def test_a_drive_is_believed_between_the_two_phases_of_a_change(tmp_path: Path) -> None:
+    """All drives have the new record beside the old one before any has it in its place; the writer may die there."""
+    library = Library(tmp_path / "kv", drives=2, after_s=0.0)
+    roots = [tmp_path / "kv" / f"d{at}" for at in range(2)]
+    old, new, other = (
+        [DriveRecord("5" * 32, generation, change * 32, at, 2) for at in range(2)]
+        for generation, change in ((1, "a"), (2, "b"), (2, "c"))
+    )
+    for root, record in zip(roots, old, strict=True):
+        write_drives(root, record)
+    chains = [chain_by_path(SMALL, [number] * 2) for number in range(1, 7)]
+    for chain in chains:
+        library.box.put_now(chain)
+        library.box.store.flush(100.0)
+    reader = library.open_reader()
+
+    def held() -> list[bool]:
+        library.settle(reader)
+        return [drive.live_nbytes > 0 for drive in reader.stats().drives]
+
+    assert held() == [True, True]
+    for at in (0, 1):
+        propose_drives(roots[at], new[at])
+        assert held() == [True, True], "agreed on nowhere yet"
+    for at in (1, 0):
+        write_drives(roots[at], new[at])
+        assert held() == [True, True], "in place on one drive, beside the old one on the other; then on both"
+        assert [kinds(library.get(reader, chain)) for chain in chains] == [["Hit"] * 2] * 6
+    # a drive that has agreed to another change than the one that came to be was away
+    write_drives(roots[0], old[0])
+    propose_drives(roots[0], other[0])
+    assert held() == [False, True]
+    propose_drives(roots[0], new[0])
+    library.settle(reader)  # only store.json of a stale drive is looked at
+    assert held() == [True, True]
+    library.close()
 
 
 # -- and the writer ----------------------------------------------------------------------------------------------------

@@ -270,7 +270,8 @@ class Follower:
         mine = one.marker.drive
         if newest is None or mine is None:
             return newest is not None
-        return (mine.set_id, mine.generation, mine.change_id) != (newest.set_id, newest.generation, newest.change_id)
+        # Between the two phases of a change the record is in place on some drives, and beside the old one on the rest.
+        return newest.change not in (mine.change, None if one.marker.proposed is None else one.marker.proposed.change)
 
     def _know(self, one: _Followed, number: int, learnt: Learnt) -> None:
         if learnt.was is None:
