@@ -159,6 +159,7 @@ def test_a_name_that_is_used_again_is_another_segment(library: Library) -> None:
     assert len(library.media[0]._contents) == 1
 
 
+@pytest.mark.usefixtures("python_engine")  # its files can be told to let go of theirs
 def test_a_file_that_is_gone_is_a_miss_and_the_drive_is_fine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -342,7 +343,9 @@ def test_a_reader_that_closes_does_not_spin(library: Library) -> None:
     assert follower.timeout_s(library.box.clock.monotonic_s()) > 0.0
 
 
-def test_a_half_written_record_is_read_again(library: Library) -> None:
+@pytest.mark.parametrize("layers", [None, range(1)], ids=["whole", "layers"])
+@pytest.mark.parametrize("missing", ["header", "payload", "end of the file"])
+def test_a_half_written_record_is_read_again(library: Library, layers: range | None, missing: str) -> None:
     """It is no bad place, nor is its copy given up."""
     box, chain = library.box, chain_by_path(SMALL, [1, 2])
     box.put_now(chain)
@@ -350,9 +353,18 @@ def test_a_half_written_record_is_read_again(library: Library) -> None:
     reader = library.open_reader()
     library.settle(reader)
     content = next(content for path, content in library.media[0].names.items() if path.suffix == ".seg")
-    page = content.current[4096:8192]  # the header of the first record
-    whole = page.copy()
-    page[:] = 0
-    assert [type(one) for one in library.get(reader, chain)] == [Miss, Hit]
-    page[:] = whole
-    assert [type(one) for one in library.get(reader, chain)] == [Hit, Hit]
+    whole = content.current
+    if missing == "end of the file":
+        content.current = whole[: 3 * 4096].copy()  # the file's header, and one record of a header and a payload
+        outcomes = [Hit, Miss]
+    else:
+        at = {"header": 1, "payload": 2}[missing] * 4096
+        content.current = whole.copy()
+        content.current[at : at + 4096] = 0
+        outcomes = [Miss, Hit]
+    for _ in range(2):
+        assert [type(one) for one in library.get(reader, chain, layers=layers)] == outcomes
+    stats = reader.stats()
+    assert (stats.get_corrupt_blocks, stats.ssd_quarantined) == (0, 0)
+    content.current = whole
+    assert [type(one) for one in library.get(reader, chain, layers=layers)] == [Hit, Hit]

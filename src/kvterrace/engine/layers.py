@@ -7,13 +7,12 @@ from typing import Protocol
 
 from kvterrace.buffers import Bytes
 from kvterrace.engine.core import Core
-from kvterrace.engine.landing import Landing, Want, is_missing, not_read, read_ended, verifying
+from kvterrace.engine.landing import Landing, Want, is_lost, not_read, read_ended, verifying
 from kvterrace.engine.outbox import Outbox
 from kvterrace.engine.volume import Volume
 from kvterrace.format.record import PAGE_NBYTES
-from kvterrace.health.breaker import Fault, fault_of
 from kvterrace.io.base import IoClass, IoKind, IoRequest, IoResult
-from kvterrace.types import Corrupt, DeviceFailed, GetOutcome, Stale
+from kvterrace.types import DeviceFailed, GetOutcome
 
 __all__ = ["LayerReads"]
 
@@ -76,30 +75,27 @@ class LayerReads:
                 return
             failed = [result for result in results if not result.complete]
             if failed:
-                landing.outcome = not_read(landing.where, failed[0])
-                landing.missing = is_missing(failed[0])
-                end()
+                for one in failed:
+                    not_read(landing, one)
+                    if is_lost(landing, one.error):
+                        break
+                end(one.error)
             elif any(result.request.kind is not IoKind.READ for result in results):
                 landing.outcome = self._stopped(volume)
-                end()
+                end(None)
             else:
                 call = IoRequest(IoKind.CALL, IoClass.DEMAND, finish=verifying(landing, first), tag=on_verified)
                 core.engine.submit([call])
 
         def on_verified(result: IoResult) -> None:
             read_ended(landing, result)
-            end()
+            end(None)
 
-        def end() -> None:
+        def end(error: OSError | None) -> None:
             ledger.dram.allocator.free(staging)
             outcome = landing.outcome
             assert outcome is not None, "a read ended without a verdict"
-            # as for whole blocks: a copy is given up if the place is to blame, not the drive, nor the gate
-            if (
-                landing.missing
-                or isinstance(outcome, Corrupt | Stale)
-                or any(fault_of(result.error) is Fault.MEDIA for result in results if not result.complete)
-            ):
+            if is_lost(landing, error):
                 self._discard(landing, outcome)
             self._answer(want, landing.fault or outcome)
 

@@ -15,7 +15,7 @@ import numpy as np
 from kvterrace.buffers import Bytes
 from kvterrace.engine.blocks import NOWHERE, DramState, Ids
 from kvterrace.engine.core import Core, OnResult
-from kvterrace.engine.landing import Copy, Landing, Want, copy_ended, copying, read_ended, reading, wanted_nbytes
+from kvterrace.engine.landing import Copy, Landing, Want, copy_ended, copying, is_lost, read_ended, reading, wanted_nbytes
 from kvterrace.engine.layers import LayerReads
 from kvterrace.engine.outbox import Outbox
 from kvterrace.engine.prefetching import HeldBack
@@ -24,7 +24,6 @@ from kvterrace.engine.transfers import Transfer, TransferKind
 from kvterrace.engine.volume import Volume
 from kvterrace.engine.waiting import Line
 from kvterrace.format.record import PAGE_NBYTES
-from kvterrace.health.breaker import Fault, fault_of
 from kvterrace.io.base import IoClass, IoKind, IoRequest, IoResult
 from kvterrace.types import Busy, DeviceFailed, GetOutcome, Hit, Miss, Tier
 
@@ -344,14 +343,14 @@ class Reader:
                         held_back.started(one)
                     self._read([one], io_class, outbox)
                     continue
-                self._landed(one, condemned=asked and (one.missing or fault_of(result.error) is Fault.MEDIA))
+                self._landed(one, lost=is_lost(one, result.error))
             self._merge(held_back.due(), IoClass.PREFETCH, outbox)
             outbox.send()
 
         return on_result
 
-    def _landed(self, one: Landing, *, condemned: bool) -> None:
-        """A read has ended. `condemned`: if it did not bring the block, the place is to blame, not the drive."""
+    def _landed(self, one: Landing, *, lost: bool) -> None:
+        """A read has ended. `lost`: it did not bring the block, and will not the next time."""
         core, ledger, block = self._core, self._core.ledger, one.want.block
         outcome = one.outcome
         assert outcome is not None, "a read ended without a verdict"
@@ -367,7 +366,7 @@ class Reader:
                 self._route(want, copies)
             self._copy(copies, Tier.SSD)
             return
-        if condemned and (one.missing or not isinstance(outcome, Miss)):  # else it was half-written: to be read again
+        if lost:
             self._discard(one, outcome)
         ledger.undo(block)
         for want in (one.want, *others):
