@@ -15,7 +15,17 @@ import numpy as np
 from kvterrace.buffers import Bytes
 from kvterrace.engine.blocks import NOWHERE, DramState, Ids
 from kvterrace.engine.core import Core, OnResult
-from kvterrace.engine.landing import Copy, Landing, Want, copy_ended, copying, is_lost, read_ended, reading, wanted_nbytes
+from kvterrace.engine.landing import (
+    Copy,
+    Landing,
+    Want,
+    copy_ended,
+    copying,
+    is_lost,
+    read_ended,
+    reading,
+    wanted_nbytes,
+)
 from kvterrace.engine.layers import LayerReads
 from kvterrace.engine.outbox import Outbox
 from kvterrace.engine.prefetching import HeldBack
