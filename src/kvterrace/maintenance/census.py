@@ -156,8 +156,9 @@ def _walk(
 
 def _dropped(contents: SegmentContents) -> list[Dropped]:
     records = contents.entries[contents.entries["kind"] == RecordKind.TOMBSTONE]
+    names = contents.namespaces
     said = {
-        int(row["put_seq"]): (contents.namespaces[int(row["namespace"])], int(row["epoch"]), int(row["created_unix_ns"]))
+        int(row["put_seq"]): (names[int(row["namespace"])], int(row["epoch"]), int(row["created_unix_ns"]))
         for row in records
     }
     dropped = []
