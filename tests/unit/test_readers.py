@@ -7,7 +7,6 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,15 +39,6 @@ from kvterrace import (
 )
 from kvterrace.engine.following import LOOK_S
 from kvterrace.format.checksum import crc32c
-
-
-@pytest.fixture
-def library(tmp_path: Path) -> Iterator[Library]:
-    """A writer whose blocks are at once written, six segments of seven records each, and no reader yet."""
-    library = Library(tmp_path / "kv", after_s=0.0)
-    yield library
-    library.close()
-
 
 # -- the drive is left as it is ----------------------------------------------------------------------------------------
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +21,6 @@ from kvterrace import (
 from kvterrace.engine import prefetching
 from kvterrace.io.descriptors import Descriptors
 from kvterrace.tiers.marker import DriveRecord, propose_drives, write_drives
-
-
-@pytest.fixture
-def library(tmp_path: Path) -> Iterator[Library]:
-    """A writer whose blocks are at once written, six segments of seven records each, and no reader yet."""
-    library = Library(tmp_path / "kv", after_s=0.0)
-    yield library
-    library.close()
-
 
 # -- following ---------------------------------------------------------------------------------------------------------
 

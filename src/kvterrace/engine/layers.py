@@ -9,10 +9,10 @@ from kvterrace.buffers import Bytes
 from kvterrace.engine.core import Core
 from kvterrace.engine.landing import Landing, Want, is_lost, not_read, read_ended, verifying
 from kvterrace.engine.outbox import Outbox
-from kvterrace.engine.volume import Volume
+from kvterrace.engine.record_reads import stopped
 from kvterrace.format.record import PAGE_NBYTES
 from kvterrace.io.base import IoClass, IoKind, IoRequest, IoResult
-from kvterrace.types import DeviceFailed, GetOutcome
+from kvterrace.types import GetOutcome
 
 __all__ = ["LayerReads"]
 
@@ -29,20 +29,17 @@ class LayerReads:
         core: Core,
         *,
         landing: _NewLanding,
-        stopped: Callable[[Volume], DeviceFailed],
         discard: Callable[[Landing, GetOutcome], None],
         answer: Callable[[Want, GetOutcome], None],
     ) -> None:
         """
         Args:
             landing: makes the landing of a want.
-            stopped: the outcome of a read that the gate did not let through.
             discard: gives up the copy that a landing was to bring, and says so.
             answer: ends a want.
         """
         self._core = core
         self._landing = landing
-        self._stopped = stopped
         self._discard = discard
         self._answer = answer
 
@@ -81,7 +78,7 @@ class LayerReads:
                         break
                 end(one.error)
             elif any(result.request.kind is not IoKind.READ for result in results):
-                landing.outcome = self._stopped(volume)
+                landing.outcome = stopped(volume)
                 end(None)
             else:
                 call = IoRequest(IoKind.CALL, IoClass.DEMAND, finish=verifying(landing, first), tag=on_verified)
