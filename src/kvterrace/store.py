@@ -18,27 +18,17 @@ from kvterrace.clock import Clock
 from kvterrace.config import require_seconds
 from kvterrace.engine import ending
 from kvterrace.engine.blocks import Ids
-from kvterrace.engine.core import Core
 from kvterrace.engine.counters import StoreStats
 from kvterrace.engine.dirty import WritePolicy
 from kvterrace.engine.driver import Driver
-from kvterrace.engine.following import Follower, shared_volumes
-from kvterrace.engine.ledger import Ledger
-from kvterrace.engine.mending import missing_tombstones
-from kvterrace.engine.mover import Mover
-from kvterrace.engine.rebuild import rebuild
-from kvterrace.engine.shared_ledger import SharedLedger
-from kvterrace.engine.space import segment_nbytes_for
+from kvterrace.engine.starting import reading_mover, writing_mover
 from kvterrace.engine.transfers import Transfer, TransferKind
-from kvterrace.engine.volume import make_volumes
 from kvterrace.errors import KVTerraceError, StoreClosedError
-from kvterrace.format.record import PAGE_NBYTES
 from kvterrace.handles import Match, Pin
-from kvterrace.io.base import IoClass, IoEngine, IoKind, IoRequest, IoResult, RegistersMemory
+from kvterrace.io.base import IoClass, IoEngine, IoKind, IoRequest, IoResult
 from kvterrace.keys import KeyChain, Namespace
 from kvterrace.shutdown import closed
 from kvterrace.tiers.directory import StoreDirectory
-from kvterrace.tiers.memory import Arena
 from kvterrace.types import GetOutcome, PutOutcome
 
 __all__ = ["Store"]
@@ -92,36 +82,20 @@ class Store:
         self._rest = threading.Event()  # set when nobody is closing it (any more)
         self._fine = False
         self._pid = os.getpid()
-        cap_nbytes = ssd_nbytes // max(1, len(drives))
-        if segment_nbytes is None:
-            segment_nbytes = segment_nbytes_for(cap_nbytes)
         if read_only:
-            self._begin(self._follow(dram_nbytes, busy_after_s), background=background)
-            return
-        volumes = make_volumes(drives, cap_nbytes, segment_nbytes // PAGE_NBYTES * PAGE_NBYTES, clock)
-        ledger = Ledger(dram_nbytes, [volume.space for volume in volumes], writes=writes)
-        self._core = core = Core(ledger, Arena(dram_nbytes), engine, volumes, clock)
-        for volume in volumes:
-            if isinstance(volume.engine, RegistersMemory):
-                volume.engine.register_memory(core.arena.view(0, core.arena.nbytes))
-        found = [volume.recover() for volume in volumes]
-        if volumes:
-            rebuild(core, [segment for segments in found for segment in segments], clock.monotonic_s())
-        mover = Mover(core, busy_after_s=busy_after_s)
-        if mover.writers is not None and len(volumes) > 1:
-            mover.writers.mend(missing_tombstones(core, found))
-        self._begin(mover, background=background)
-
-    def _follow(self, dram_nbytes: int, busy_after_s: float) -> Mover:
-        """The mover of a partition that another process writes."""
-        volumes = shared_volumes(self._drives, self._clock)
-        ledger = SharedLedger(dram_nbytes, [volume.space for volume in volumes])
-        self._core = Core(ledger, Arena(dram_nbytes), self._engine, volumes, self._clock)
-        follower = Follower(self._core, ledger, [directory for directory, _ in self._drives])
-        follower.open()
-        return Mover(self._core, busy_after_s=busy_after_s, follower=follower)
-
-    def _begin(self, mover: Mover, *, background: bool) -> None:
+            mover = reading_mover(drives, dram_nbytes, engine, clock, busy_after_s=busy_after_s)
+        else:
+            mover = writing_mover(
+                drives,
+                dram_nbytes,
+                ssd_nbytes,
+                engine,
+                clock,
+                writes=writes,
+                busy_after_s=busy_after_s,
+                segment_nbytes=segment_nbytes,
+            )
+        self._core = mover.core
         self._mover = mover
         mover.pump()
         self._driver = Driver(mover)

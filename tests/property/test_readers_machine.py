@@ -187,8 +187,8 @@ class ReadersMachine(RuleBasedStateMachine):
         for which in (0, 1):
             self.look(which, True)
         taken = sum(content.allocated_nbytes for medium in self.library.media for content in medium._contents)
-        named = sum(content.allocated_nbytes for medium in self.library.media for content in medium.names.values())
-        assert taken == named, "bytes of removed files are still held"
+        linked = sum(content.allocated_nbytes for medium in self.library.media for content in medium.names.values())
+        assert taken == linked, "bytes of removed files are still held"
         self.library.close()
 
 

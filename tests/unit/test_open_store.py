@@ -373,7 +373,7 @@ def test_a_store_that_cannot_be_rebuilt_gives_everything_back(tmp_path: Path, mo
     def boom(*_: object) -> None:
         raise _BoomError("a bug")
 
-    monkeypatch.setattr("kvterrace.store.rebuild", boom)
+    monkeypatch.setattr("kvterrace.engine.starting.rebuild", boom)
     with pytest.raises(_BoomError):
         opened(tmp_path / "kv")
     monkeypatch.undo()
