@@ -94,9 +94,11 @@ class Library:
             raise AssertionError("the reader does not come to rest")
         check_invariants(reader)
 
-    def get(self, reader: Store, chain: KeyChain, start: int = 0, stop: int | None = None) -> list[object]:
+    def get(
+        self, reader: Store, chain: KeyChain, start: int = 0, stop: int | None = None, *, layers: range | None = None
+    ) -> list[object]:
         """Read, and compare what arrived; the outcomes."""
-        got = Get(reader, chain, start, stop)
+        got = Get(reader, chain, start, stop, layers=layers)
         for _ in range(2000):
             if got.transfer.done:
                 break

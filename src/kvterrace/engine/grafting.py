@@ -6,8 +6,10 @@ Decisions over a ledger, as the ledger's own: no I/O, no clock. Used under the s
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from kvterrace.engine.blocks import NOWHERE, DramState, Geometry
 from kvterrace.engine.core import UNSIZED, Core, NamespaceEntry
@@ -119,6 +121,26 @@ class Grafts:
         self._ledger.vanish(ids, now_s)
         self.enter([self._spare.pop(key) for key in keys if key in self._spare], now_s)
         return len(ids)
+
+    def condemn(self, segment: Segment, places: Sequence[BadPlace], now_s: float) -> None:
+        """Give up the copies in these places of `segment`, which are bad. Where another copy is known, that counts
+        now.
+        """
+        ledger, table = self._ledger, self._ledger.table
+        ids = segment.live_ids(table)
+        sizes = {
+            run: ledger.geometries[ledger.tree.run(run).namespace].record_nbytes
+            for run in np.unique(table.run[ids]).tolist()
+        }
+        starts = table.page[ids].astype(np.int64) * PAGE_NBYTES
+        ends = starts + np.array([sizes[run] for run in table.run[ids].tolist()], np.int64)
+        bad = np.zeros(len(ids), bool)
+        for place in places:
+            bad |= (starts < place.offset + place.nbytes) & (ends > place.offset)
+        ids = ids[bad]
+        keys = [bytes(key) for key in table.key[ids]]
+        ledger.vanish(ids, now_s)
+        self.enter([self._spare.pop(key) for key in keys if key in self._spare], now_s)
 
     def leave(self, number: int) -> None:
         """Let go of what waits of a segment that is gone."""

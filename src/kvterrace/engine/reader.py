@@ -15,25 +15,28 @@ import numpy as np
 from kvterrace.buffers import Bytes
 from kvterrace.engine.blocks import NOWHERE, DramState, Ids
 from kvterrace.engine.core import Core, OnResult
-from kvterrace.engine.landing import Copy, Landing, Want, copy_ended, copying, read_ended, reading, wanted_nbytes
+from kvterrace.engine.landing import (
+    Copy,
+    Landing,
+    Want,
+    copy_ended,
+    copying,
+    wanted_nbytes,
+)
 from kvterrace.engine.layers import LayerReads
 from kvterrace.engine.outbox import Outbox
-from kvterrace.engine.prefetching import HeldBack
+from kvterrace.engine.record_reads import RecordReads, stopped
 from kvterrace.engine.space import Segment, SegmentState
 from kvterrace.engine.transfers import Transfer, TransferKind
-from kvterrace.engine.volume import Volume
 from kvterrace.engine.waiting import Line
 from kvterrace.format.record import PAGE_NBYTES
-from kvterrace.health.breaker import Fault, fault_of
 from kvterrace.io.base import IoClass, IoKind, IoRequest, IoResult
-from kvterrace.types import Busy, DeviceFailed, GetOutcome, Hit, Miss, Tier
+from kvterrace.types import Busy, GetOutcome, Hit, Miss, Tier
 
 __all__ = ["Reader"]
 
 _log = logging.getLogger(__name__)
 
-#: Reads that lie one behind the other are merged up to this size: 4 MiB of payload, and its headers.
-_MERGE_NBYTES = (4 << 20) + (64 << 10)
 #: Blocks that one call on a worker thread copies.
 _COPY_BLOCKS = 8
 #: Wants that are first tried for slots at once; twice as many each time that all of them got one. So one round looks at
@@ -52,13 +55,12 @@ class Reader:
         self._busy_after_s = busy_after_s
         self._waiting = (Line(), Line())  # demand, prefetch: no slot yet
         self._shared: dict[int, list[Want]] = {}  # block being read -> who else wants it
-        self._held_back = tuple(HeldBack() for _ in core.volumes)
+        self._records = RecordReads(core, self._landed)
         #: By volume: told of a segment whose file a read says is gone or cut, and of that read.
         self.suspects: dict[int, Callable[[Segment, Landing], None]] = {}
         self._layers = LayerReads(
             core,
             landing=self._landing,
-            stopped=_stopped,
             discard=self._discard,
             answer=self._answer,
         )
@@ -138,11 +140,9 @@ class Reader:
                     if got < len(batch):
                         break
             if io_class is IoClass.PREFETCH:
-                self._hold_back(landings)
-                for held_back in self._held_back:
-                    self._merge(held_back.due(), IoClass.PREFETCH, outbox)
+                self._records.prefetch(landings, outbox)
             else:
-                self._merge(landings, io_class, outbox)
+                self._records.send(landings, io_class, outbox)
             self._copy(copies, Tier.DRAM)
             outbox.send()
             while queue and (io_class is IoClass.PREFETCH or now_s - queue.since_s >= self._busy_after_s):
@@ -190,22 +190,6 @@ class Reader:
             batch.append(want)
         return batch
 
-    def _hold_back(self, landings: list[Landing]) -> None:
-        for volume, held_back in zip(self._core.volumes, self._held_back, strict=True):
-            held_back.add([one for one in landings if one.volume is volume])
-
-    def _held_back_of(self, one: Landing) -> HeldBack:
-        return self._held_back[one.volume.number]
-
-    def _promote(self, block: int) -> None:
-        """Somebody waits for a block whose read was held back: it goes now."""
-        outbox = Outbox()
-        for held_back in self._held_back:
-            one = held_back.take(block)
-            if one is not None:
-                self._merge([one], IoClass.DEMAND, outbox)
-        outbox.send()
-
     def _is_gone(self, want: Want) -> bool:
         return int(self._core.ledger.table.segment[want.block]) == NOWHERE
 
@@ -223,7 +207,7 @@ class Reader:
         elif state == _READING:
             self._shared[want.block].append(want)
             if not prefetch:
-                self._promote(want.block)
+                self._records.promote(want.block)
         elif state != _EMPTY or self._is_gone(want):  # a put is filling it, or it has no copy
             self._answer(want, Miss())
         else:
@@ -231,7 +215,7 @@ class Reader:
             if volume.gate.is_open:
                 self._waiting[prefetch].add(want)
             else:
-                self._answer(want, _stopped(volume))
+                self._answer(want, stopped(volume))
 
     # -- from DRAM -----------------------------------------------------------------------------------------------------
 
@@ -282,76 +266,8 @@ class Reader:
             segment.state is SegmentState.GROWING,
         )
 
-    def _merge(self, landings: list[Landing], io_class: IoClass, outbox: Outbox) -> None:
-        """Send one request for each stretch of records that lie one behind the other in a segment."""
-        landings.sort(key=lambda one: (one.segment.number, one.offset))
-        groups: list[list[Landing]] = []
-        nbytes = end = 0
-        for one in landings:
-            last = groups[-1][-1] if groups else None
-            joins = last is not None and last.nonce == one.nonce and end == one.offset
-            if joins and nbytes + one.memory.nbytes <= _MERGE_NBYTES:
-                groups[-1].append(one)
-                nbytes += one.memory.nbytes
-            else:
-                groups.append([one])
-                nbytes = one.memory.nbytes
-            end = one.offset + one.memory.nbytes
-        for group in groups:
-            self._read(group, io_class, outbox)
-
-    def _read(self, group: list[Landing], io_class: IoClass, outbox: Outbox) -> None:
-        core, volume, segment = self._core, group[0].volume, group[0].segment
-        core.stats.ssd_read_requests += 1
-        segment.readers += 1
-        request = IoRequest(
-            IoKind.READ,
-            io_class,
-            volume.files.file(segment.number),
-            group[0].offset,
-            [one.memory for one in group],
-            finish=reading(group),
-        )
-        engine = volume.engine
-        if not volume.gate.admit(request):
-            request = IoRequest(IoKind.CALL, io_class)  # answered as any read is, but the drive is not asked
-            engine = core.engine
-        request.tag = self._on_read(group, io_class)
-        outbox.add(engine, request)
-
-    def _on_read(self, group: list[Landing], io_class: IoClass) -> OnResult:
-        def on_result(result: IoResult) -> None:
-            volume, held_back = group[0].volume, self._held_back_of(group[0])
-            group[0].segment.readers -= 1
-            asked = result.request.kind is IoKind.READ
-            if asked:
-                volume.gate.ended(result)
-            self._core.stats.ssd_read_nbytes += result.nbytes
-            outbox = Outbox()
-            for one in group:
-                if io_class is IoClass.PREFETCH:
-                    held_back.ended(one)
-                if asked:
-                    read_ended(one, result)
-                else:
-                    one.verdict, one.outcome = None, _stopped(volume)
-                if asked and isinstance(one.outcome, DeviceFailed) and len(group) > 1:
-                    # one bad place must not cost the blocks beside it: each is read by itself before it is given up
-                    one.outcome = None
-                    one.missing = False
-                    one.memory[:PAGE_NBYTES] = 0
-                    if io_class is IoClass.PREFETCH:
-                        held_back.started(one)
-                    self._read([one], io_class, outbox)
-                    continue
-                self._landed(one, condemned=asked and (one.missing or fault_of(result.error) is Fault.MEDIA))
-            self._merge(held_back.due(), IoClass.PREFETCH, outbox)
-            outbox.send()
-
-        return on_result
-
-    def _landed(self, one: Landing, *, condemned: bool) -> None:
-        """A read has ended. `condemned`: if it did not bring the block, the place is to blame, not the drive."""
+    def _landed(self, one: Landing, *, lost: bool) -> None:
+        """A read has ended. `lost`: it did not bring the block, and will not the next time."""
         core, ledger, block = self._core, self._core.ledger, one.want.block
         outcome = one.outcome
         assert outcome is not None, "a read ended without a verdict"
@@ -367,7 +283,7 @@ class Reader:
                 self._route(want, copies)
             self._copy(copies, Tier.SSD)
             return
-        if condemned and (one.missing or not isinstance(outcome, Miss)):  # else it was half-written: to be read again
+        if lost:
             self._discard(one, outcome)
         ledger.undo(block)
         for want in (one.want, *others):
@@ -412,7 +328,3 @@ class Reader:
 def _is_asked_for(transfer: Transfer) -> bool:
     """Whether this is a caller's prefetch, not one of the store's own."""
     return transfer.kind is TransferKind.PREFETCH and transfer.chain is not None
-
-
-def _stopped(volume: Volume) -> DeviceFailed:
-    return DeviceFailed(str(volume.files.folder), "reads of this drive are stopped for a while")

@@ -32,11 +32,15 @@ class Stray:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A key that a tombstone names, and who knows of the tombstone."""
+    """A key that a tombstone names, and what the tombstone's header says. No namespace (zeros): its record is not
+    known.
+    """
 
     namespace: bytes
     key: bytes
     put_seq: int
+    epoch: int
+    created_unix_ns: int
 
 
 @dataclass(slots=True, eq=False)
@@ -152,11 +156,17 @@ def _walk(
 
 def _dropped(contents: SegmentContents) -> list[Dropped]:
     records = contents.entries[contents.entries["kind"] == RecordKind.TOMBSTONE]
-    digest = {int(row["put_seq"]): contents.namespaces[int(row["namespace"])] for row in records}
-    return [
-        Dropped(digest.get(int(row["put_seq"]), bytes(32)), row["key"].tobytes(), int(row["put_seq"]))
-        for row in contents.tombstones
-    ]
+    names = contents.namespaces
+    said = {
+        int(row["put_seq"]): (names[int(row["namespace"])], int(row["epoch"]), int(row["created_unix_ns"]))
+        for row in records
+    }
+    dropped = []
+    for row in contents.tombstones:
+        put_seq = int(row["put_seq"])
+        namespace, epoch, created_unix_ns = said.get(put_seq, (bytes(32), 0, 0))
+        dropped.append(Dropped(namespace, row["key"].tobytes(), put_seq, epoch, created_unix_ns))
+    return dropped
 
 
 def _extents(footer: Footer) -> list[_Extent]:

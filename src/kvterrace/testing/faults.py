@@ -53,7 +53,6 @@ from kvterrace.io.faults import (
 
 __all__ = [
     "Astray",
-    "ClockJump",
     "Effect",
     "Fail",
     "FaultPlan",
@@ -299,33 +298,6 @@ class FaultyEngine:
             self._lock.wait_for(lambda: self._releases != releases)
             self._blocked -= 1
             self._lock.notify_all()
-
-
-class ClockJump(ManualClock):
-    """A clock that leaps: over another clock, or standing still by itself. A `FakeDevice` moves it as any ManualClock.
-
-    Monotonic time can only leap forward (a machine that was suspended); `unix_s` goes both ways (NTP, an operator).
-    """
-
-    def __init__(self, base: Clock | None = None) -> None:
-        super().__init__()
-        self._base = base
-        self._unix_offset_s = 0.0
-
-    def monotonic_s(self) -> float:
-        return super().monotonic_s() + (self._base.monotonic_s() if self._base is not None else 0.0)
-
-    def unix_s(self) -> float:
-        base_s = self._base.unix_s() if self._base is not None else 0.0
-        return super().unix_s() + base_s + self._unix_offset_s
-
-    def leap(self, seconds: float) -> None:
-        """Both times leap forward by `seconds`, as after a suspend."""
-        self.advance(seconds)
-
-    def set_back(self, seconds: float) -> None:
-        """`unix_s` alone goes back by `seconds`; forward, if negative."""
-        self._unix_offset_s -= seconds
 
 
 def _shadow(request: IoRequest, effect: Effect) -> _Shadow:

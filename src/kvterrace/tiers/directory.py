@@ -20,7 +20,7 @@ from kvterrace.errors import ConfigError, NotAStoreError, StoreLockedError, Stor
 from kvterrace.keys import Namespace
 from kvterrace.tiers.marker import DriveRecord, make_marker, may_become_store, read_marker, sync_folder, write_whole
 
-__all__ = ["StoreDirectory", "lock_partition", "make_root"]
+__all__ = ["StoreDirectory", "check_name", "lock_partition", "make_root"]
 
 #: Most descriptions of namespaces that one opened store writes: tenants come and go without end.
 _DESCRIPTIONS = 1024
@@ -46,7 +46,7 @@ class StoreDirectory:
             ConfigError: the partition's name cannot be a folder name.
             NotAStoreError, FormatVersionError, StoreLockedError, StoreUnusableError: as they say; nothing was changed.
         """
-        _check_name(partition)
+        check_name(partition)
         try:
             store_uuid = _open_root(root, created_unix_s)
             folder = root / "partitions" / partition
@@ -68,7 +68,7 @@ class StoreDirectory:
             ConfigError: the partition's name cannot be a folder name.
             NotAStoreError: no store is there, or no such partition in it. FormatVersionError, StoreUnusableError.
         """
-        _check_name(partition)
+        check_name(partition)
         try:
             marker = read_marker(root)
             if marker is None:
@@ -130,8 +130,9 @@ def _disown_in_child() -> None:
 os.register_at_fork(after_in_child=_disown_in_child)
 
 
-def _check_name(partition: str) -> None:
-    if not _NAME.fullmatch(partition):
+def check_name(partition: object) -> None:
+    """Raises ConfigError: `partition` cannot be the name of a partition."""
+    if not isinstance(partition, str) or not _NAME.fullmatch(partition):
         raise ConfigError(f"partition name {partition!r}: use letters, digits, '.', '_' and '-', at most 64")
 
 

@@ -138,7 +138,7 @@ def settled(given: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _change(drive: DriveRecord | None) -> tuple[str, int, str] | None:
-    return None if drive is None else (drive.set_id, drive.generation, drive.change_id)
+    return None if drive is None else drive.change
 
 
 def _completed(given: Sequence[Candidate]) -> list[Candidate]:

@@ -54,6 +54,11 @@ class DriveRecord:
     index: int
     count: int
 
+    @property
+    def change(self) -> tuple[str, int, str]:
+        """The change of the drives that it was written for; the same on all drives that took part in it."""
+        return self.set_id, self.generation, self.change_id
+
     def to_json(self) -> dict[str, object]:
         """As it stands in `store.json`."""
         return {
