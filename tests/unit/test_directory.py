@@ -145,3 +145,15 @@ def test_disowning_leaves_the_lock_to_whoever_has_it_too(tmp_path: Path) -> None
     first.close()
     first.close()
     StoreDirectory.open(tmp_path / "kv", "main", created_unix_s=0.0).close()
+
+
+def test_a_lock_that_leads_out_of_the_store_is_not_written_through(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_bytes(b"precious")
+    opened(tmp_path / "kv").close()
+    lock = tmp_path / "kv" / "partitions" / "main" / "lock"
+    lock.unlink()
+    lock.symlink_to(precious)
+    with pytest.raises(StoreUnusableError, match="kv"):
+        opened(tmp_path / "kv")
+    assert precious.read_bytes() == b"precious"

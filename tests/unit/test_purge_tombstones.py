@@ -13,7 +13,7 @@ from tests.crash.kit import LAYOUT, RECORD_NBYTES, seal, segments, stored
 from tests.crash.purge_kit import ACME, BETA, World, chain, padded
 from tests.unit.store_images import PAGE, flip, records
 
-from kvterrace import Namespace
+from kvterrace import Namespace, StoreUnusableError
 from kvterrace.format.record import RecordKind
 from kvterrace.format.recovery import SegmentContents
 from kvterrace.health.quarantine import BadPlace, encode
@@ -230,3 +230,13 @@ def test_a_tombstone_of_a_namespace_without_blocks_keeps_its_epoch(tmp_path: Pat
         seal(store)
     found = [one for one in segments(world.root) if one != path]
     assert [one[:3] for each in found for one in tombstones_in(each)] == [before[:3]]
+
+
+def test_a_folder_in_the_place_of_a_purges_list_is_named(tmp_path: Path) -> None:
+    world = World(tmp_path / "kv")
+    with world.open() as store:
+        world.put(store, "main", ONE, "")
+    (world.root / "purge.pending").mkdir()
+    with pytest.raises(StoreUnusableError, match=r"purge\.pending is damaged"):
+        purge_store(world.root, ByTenant("acme"))
+    world.served(set())

@@ -38,8 +38,13 @@ def read_pending(root: Path) -> set[bytes]:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # without waiting for a pipe's other end
     except FileNotFoundError:
         return set()
-    with os.fdopen(fd, "rb") as file:
-        data = file.read() if stat.S_ISREG(os.fstat(fd).st_mode) else b""
+    try:
+        data = b""
+        if stat.S_ISREG(os.fstat(fd).st_mode):  # a file object cannot be had of a folder
+            with os.fdopen(fd, "rb", closefd=False) as file:
+                data = file.read()
+    finally:
+        os.close(fd)
     body, end = data[:-9], data[-9:]
     lines = body[len(_HEAD) :].split(b"\n")[:-1]
     right = body.startswith(_HEAD) and end == b"%08x\n" % crc32c(body) and all(map(_LINE.fullmatch, lines))

@@ -163,7 +163,8 @@ def lock_partition(path: Path) -> int:
     Raises:
         StoreLockedError: another process has it. OSError.
     """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    # not through a link: what it leads to, outside the store, would be overwritten
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
