@@ -30,6 +30,7 @@ from kvterrace.format.record import (
 
 __all__ = [
     "ENTRY_DTYPE",
+    "MAX_SEGMENT_NBYTES",
     "NAMESPACE_NBYTES",
     "RECORDS_AT",
     "SEGMENT_MAGIC",
@@ -59,6 +60,8 @@ TRAILER_MAGIC = b"KVTFOOTR"
 #: Where the first record begins.
 RECORDS_AT = PAGE_NBYTES
 NAMESPACE_NBYTES = 32
+#: A larger file is no segment, whatever its first page says: nobody has to read it to its end.
+MAX_SEGMENT_NBYTES = 1 << 30
 
 # magic, format_version, flags, header_crc, store_uuid, nonce, segment_id, created_unix_ns, capacity
 _HEADER = struct.Struct("<8sHHI16s16sQQQ")
