@@ -140,7 +140,8 @@ void run(std::unique_ptr<Device> device, const std::string& name, const std::str
     pollfd ready{core.ready_fd(), POLLIN, 0};
     ::poll(&ready, 1, 1000);
     bool enough = false;
-    taken += core.take(enough).size();
+    std::vector<Late> late;
+    taken += core.take(late, enough).size();
   }
   for (auto& thread : threads) thread.join();
   core.close();

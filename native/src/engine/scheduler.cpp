@@ -6,6 +6,7 @@
 namespace kvterrace {
 
 bool Piece::advance(std::int64_t answer) {
+  if (recalled && (answer == -EINTR || answer == -EAGAIN)) answer = -ECANCELED;
   if (answer == -EINTR) return true;
   // io_uring alone answers this where a blocking call would wait: so let it block, on a thread of the kernel's.
   if (answer == -EAGAIN && !asynchronous) return asynchronous = true;
@@ -18,6 +19,10 @@ bool Piece::advance(std::int64_t answer) {
   moved += left;
   // With O_DIRECT, I/O cannot go on from an unaligned place; stopping there means end of file.
   if (moved >= nbytes || left == 0 || (op->file->direct() && left % kPageNbytes)) return false;
+  if (recalled) {
+    error = ECANCELED;
+    return false;
+  }
   auto first = memory.begin();
   for (; left >= first->iov_len; ++first) left -= first->iov_len;
   memory.erase(memory.begin(), first);
@@ -109,6 +114,18 @@ bool Scheduler::done(const Piece& piece, double now_s) {
   const bool over = op->exhausted && op->in_flight == 0;
   if (over) op->ended_s = now_s;
   return over;
+}
+
+bool Scheduler::expire(Op* op, double now_s) {
+  op->late = true;
+  if (!op->exhausted) {
+    op->exhausted = true;
+    std::erase(waiting_[static_cast<std::size_t>(op->io_class)], op);
+  }
+  if (op->in_flight > 0) return false;
+  if (!op->started) op->started_s = now_s;
+  op->ended_s = now_s;
+  return true;
 }
 
 std::size_t Scheduler::drop_waiting() {

@@ -34,6 +34,9 @@ class Scheduler {
   std::unique_ptr<Piece> next(double now_s);
   // `piece` left the device; whether its op is over with that.
   bool done(const Piece& piece, double now_s);
+  // The deadline of `op` has passed, with part of it waiting or in the device: no further piece of it is handed out.
+  // Whether it is over with that.
+  bool expire(Op* op, double now_s);
   // Forget what has not started. Returns how many operations that were.
   std::size_t drop_waiting();
   bool idle() const { return in_flight_ == 0; }

@@ -224,7 +224,7 @@ def finish_read(group: list[Landing], result: IoResult) -> None:
     end = 0
     for one in group:
         end += one.memory.nbytes
-        if result.error is not None or end > result.nbytes:
+        if result.error is not None or result.expired or end > result.nbytes:
             one.outcome = not_read(one.where, result)
             one.missing = is_missing(result)
             continue

@@ -13,7 +13,7 @@ from kvterrace.engine.volume import Volume
 from kvterrace.format.record import PAGE_NBYTES
 from kvterrace.health.breaker import Fault, fault_of
 from kvterrace.io.base import IoClass, IoKind, IoRequest, IoResult
-from kvterrace.types import Corrupt, DeviceFailed, GetOutcome, Stale
+from kvterrace.types import Corrupt, DeviceFailed, Expired, GetOutcome, Stale
 
 __all__ = ["LayerReads"]
 
@@ -67,6 +67,8 @@ class LayerReads:
         results: list[IoResult] = []
 
         def on_result(result: IoResult) -> None:
+            if result.lent:
+                return
             landing.segment.readers -= 1
             if result.request.kind is IoKind.READ:
                 gate.ended(result)
@@ -74,10 +76,13 @@ class LayerReads:
             results.append(result)
             if len(results) < 2:
                 return
-            failed = [result for result in results if not result.complete]
+            failed = [result for result in results if not result.complete and not result.expired]
             if failed:
                 landing.outcome = not_read(landing.where, failed[0])
                 landing.missing = is_missing(failed[0])
+                end()
+            elif any(result.expired for result in results):
+                landing.outcome = Expired()
                 end()
             elif any(result.request.kind is not IoKind.READ for result in results):
                 landing.outcome = self._stopped(volume)
@@ -98,19 +103,25 @@ class LayerReads:
             if (
                 landing.missing
                 or isinstance(outcome, Corrupt | Stale)
-                or any(fault_of(result.error) is Fault.MEDIA for result in results if not result.complete)
+                or any(
+                    fault_of(result.error) is Fault.MEDIA
+                    for result in results
+                    if not result.complete and not result.expired
+                )
             ):
                 self._discard(landing, outcome)
             self._answer(want, landing.fault or outcome)
 
         file = volume.files.file(landing.segment.number)
+        end_s = want.transfer.deadline_s
+        left_s = None if end_s is None else max(0.0, end_s - core.clock.monotonic_s())
         for at, piece in (
             (landing.offset, memory[:header_nbytes]),
             (landing.offset + header_nbytes + first, memory[header_nbytes:]),
         ):
             core.stats.ssd_read_requests += 1
             landing.segment.readers += 1
-            request = IoRequest(IoKind.READ, IoClass.DEMAND, file, at, [piece], tag=on_result)
+            request = IoRequest(IoKind.READ, IoClass.DEMAND, file, at, [piece], tag=on_result, deadline_s=left_s)
             if gate.admit(request):
                 outbox.add(volume.engine, request)
             else:

@@ -26,7 +26,7 @@ from kvterrace.engine.waiting import Line
 from kvterrace.format.record import PAGE_NBYTES
 from kvterrace.health.breaker import Fault, fault_of
 from kvterrace.io.base import IoClass, IoKind, IoRequest, IoResult
-from kvterrace.types import Busy, DeviceFailed, GetOutcome, Hit, Miss, Tier
+from kvterrace.types import Busy, DeviceFailed, Expired, GetOutcome, Hit, Miss, Tier
 
 __all__ = ["Reader"]
 
@@ -311,6 +311,7 @@ class Reader:
             group[0].offset,
             [one.memory for one in group],
             finish=reading(group),
+            deadline_s=self._time_left(group),
         )
         engine = volume.engine
         if not volume.gate.admit(request):
@@ -321,6 +322,8 @@ class Reader:
 
     def _on_read(self, group: list[Landing], io_class: IoClass) -> OnResult:
         def on_result(result: IoResult) -> None:
+            if result.lent:
+                return  # who waits is told by the clock; the slots stay the engine's
             volume, held_back = group[0].volume, self._held_back_of(group[0])
             group[0].segment.readers -= 1
             asked = result.request.kind is IoKind.READ
@@ -331,6 +334,9 @@ class Reader:
             for one in group:
                 if io_class is IoClass.PREFETCH:
                     held_back.ended(one)
+                if result.expired:
+                    self._expired(one)
+                    continue
                 if asked:
                     read_ended(one, result)
                 else:
@@ -349,6 +355,22 @@ class Reader:
             outbox.send()
 
         return on_result
+
+    def _time_left(self, group: list[Landing]) -> float | None:
+        """Seconds until nobody waits for any of these any more; None if somebody waits without a deadline."""
+        ends_s = [want.transfer.deadline_s for one in group for want in (one.want, *self._shared[one.want.block])]
+        if any(end_s is None for end_s in ends_s):
+            return None
+        return max(0.0, max(end_s or 0.0 for end_s in ends_s) - self._core.clock.monotonic_s())
+
+    def _expired(self, one: Landing) -> None:
+        """The engine gave a read up at its deadline. Who came for the block since then has it read again."""
+        block, one.verdict = one.want.block, None
+        self._core.ledger.undo(block)
+        others = self._shared.pop(block)
+        for want in others:
+            self._route(want, [])
+        self._answer(one.want, Expired())
 
     def _landed(self, one: Landing, *, condemned: bool) -> None:
         """A read has ended. `condemned`: if it did not bring the block, the place is to blame, not the drive."""
