@@ -78,6 +78,9 @@ class Core:
     def in_flight(self) -> int: ...
     @property
     def unfinished(self) -> int: ...
+    @property
+    def depth(self) -> int:
+        """Pieces that the device is given at once now."""
     # of kind manual only: a device for tests
     def set_now(self, now_s: float, /) -> None: ...
     def pull(self) -> tuple[int, int, int, int, int] | None:

@@ -326,8 +326,10 @@ def test_what_waits_at_its_deadline_is_dropped_and_what_runs_is_told_and_goes_on
     )
     seen = []
     while drive.in_flight:
-        for result in drive.poll(10.0):
-            seen.append((clock.monotonic_s(), result.request.tag, result.expired, result.lent, result.complete))
+        seen += [
+            (clock.monotonic_s(), result.request.tag, result.expired, result.lent, result.complete)
+            for result in drive.poll(10.0)
+        ]
     assert seen == [
         (1.0, 0, True, True, False),
         (1.2, 1, True, False, False),

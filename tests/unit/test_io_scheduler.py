@@ -193,7 +193,9 @@ def test_a_sync_answers_nought_and_its_errors_count(bench: Bench) -> None:
 
 def test_hooks_see_each_completion_once(bench: Bench) -> None:
     hooks = [_native.Recorder() for _ in range(3)]
-    ops = [(n + 1, READ, DEMAND, bench.file, 0, (MEMORY[: 4 * KIB],), 1, hook, None) for n, hook in enumerate(hooks[:2])]
+    ops = [
+        (n + 1, READ, DEMAND, bench.file, 0, (MEMORY[: 4 * KIB],), 1, hook, None) for n, hook in enumerate(hooks[:2])
+    ]
     assert bench.core.submit([*ops, (3, CALL, DEMAND, None, 0, (), 1, hooks[2], None)])
     one, other = bench.pull_all()
     bench.core.answer(one[0], -errno.EIO)

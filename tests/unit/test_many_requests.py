@@ -77,8 +77,9 @@ def test_a_get_goes_before_the_writes_that_wait(tmp_path: Path, parallel: int) -
 
 
 def writes_in_flight(box: Box) -> int:
-    given = [*box.device._running, *itertools.chain(*box.device._queues)]
-    return sum(one.request.kind is IoKind.WRITE for one in given)
+    waiting = [given.request for given in itertools.chain(*box.device._queues)]
+    requests = [*(active.request for active in box.device._running), *waiting]
+    return sum(request.kind is IoKind.WRITE for request in requests)
 
 
 def test_a_get_is_answered_while_every_write_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

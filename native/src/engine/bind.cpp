@@ -250,6 +250,7 @@ void bind_engine(nb::module_& m) {
       .def_prop_ro("quiet_fd", [](PyCore& self) { return self.core().quiet_fd(); })
       .def_prop_ro("bell_fd", [](PyCore& self) { return self.core().bell_fd(); })
       .def_prop_ro("in_flight", [](PyCore& self) { return self.core().in_flight(); })
+      .def_prop_ro("depth", [](PyCore& self) { return self.core().depth(); })
       .def_prop_ro("unfinished", [](PyCore& self) { return self.core().unfinished(); })
       .def("set_now", [](PyCore& self, double now_s) { self.manual().set_now_s(now_s); })
       .def("pull",

@@ -107,7 +107,8 @@ bool Core::submit(std::vector<std::unique_ptr<Op>> ops) {
         scheduler_.add(op);
         if (op->patience_s < kForever) {
           op->deadline_s = device_->now_s() + op->patience_s;
-          if (deadlines_.emplace(op->deadline_s, op->id).first == deadlines_.begin()) clock_work_.notify_one();
+          const auto added = deadlines_.emplace(op->deadline_s, op->id).first;
+          if (added == deadlines_.begin()) clock_work_.notify_one();
         }
         continue;
       }
@@ -320,6 +321,11 @@ std::uint64_t Core::in_flight() const {
 std::uint64_t Core::unfinished() const {
   std::lock_guard lock(mutex_);
   return unfinished_;
+}
+
+std::uint32_t Core::depth() const {
+  std::lock_guard lock(mutex_);
+  return scheduler_.depth();
 }
 
 void Core::close() {

@@ -53,6 +53,7 @@ class Core {
   void wake();
   std::uint64_t in_flight() const;   // submitted, not taken
   std::uint64_t unfinished() const;  // submitted, not ended
+  std::uint32_t depth() const;       // pieces that the device is given at once now
 
   // For Python's threads that finish. Pool 0: short ones; pool 1: CALLs of DEMOTION and SCRUB, which may block.
   Op* take_job(int pool);        // most urgent first; null if there is none

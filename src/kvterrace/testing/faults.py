@@ -84,7 +84,7 @@ class _Held:
 
 
 class _Shadow(IoRequest):
-    """What the inner engine gets in place of a request, its `tag`. Its `value` is the result that the submitter sees."""
+    """What the inner engine gets in place of a request, its `tag`. Its `value` is what the submitter sees."""
 
     __slots__ = ()
 
