@@ -1,8 +1,9 @@
 """What the store asks of a device: submit and poll, and a handful of calls on files.
 
 One engine serves one drive. `submit` never blocks; `poll` hands back what ended. A request's buffers belong to the
-engine from `submit` until its (last) result was returned by `poll`: nobody else may touch them in between, since I/O in flight
-cannot be called back at will. Nothing here knows about records or segments; nothing above opens a file by itself.
+engine from `submit` until its (last) result was returned by `poll`: nobody else may touch them in between, since I/O
+in flight cannot be called back at will. Nothing here knows about records or segments; nothing above opens a file by
+itself.
 """
 
 from __future__ import annotations

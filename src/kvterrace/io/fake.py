@@ -2,8 +2,9 @@
 
 Time: `parallel` servers take the waiting request of the smallest `IoClass`, first come first served within a class. A
 READ or WRITE takes `latency_s`, then its bytes pass a link of `bytes_per_s` that all share, in order of start; a SYNC
-takes `latency_s`, a CALL nothing. What it has begun at its deadline goes on. With a `ManualClock`, `poll` and `close` move the clock themselves, so that a run is
-the same each time and takes no real time; with any other clock they wait for it.
+takes `latency_s`, a CALL nothing. What it has begun at its deadline goes on. With a `ManualClock`, `poll` and `close`
+move the clock themselves, so that a run is the same each time and takes no real time; with any other clock they wait
+for it.
 
 Medium: data moves at completion. What was written since the file's last SYNC, page by page, and what was created or
 removed since the last `sync_folder`, may be lost by a power cut: see `crash_image`.

@@ -8,10 +8,11 @@ the other; what a failed write left behind its first gap is undefined.
 Past its deadline, no further piece of a request goes to the device; io_uring is told to let go of those it has (what
 is with a drive's own queue it cannot), a native thread ends the one that it is at.
 
-Threads: the device's own; one that watches deadlines; four that run native hooks (`kvterrace._native.Hook` as a request's `finish`) without the
-GIL; `workers` of Python that run any other `finish` and the copies among CALLs, most urgent first; one more for CALLs
-of class DEMOTION and SCRUB, which may block. A single worker does all of these in order. Threads of Python wait in
-Python, on an eventfd, and never inside the extension: neither a hung drive nor the interpreter's end finds one there.
+Threads: the device's own; one that watches deadlines; four that run native hooks (`kvterrace._native.Hook` as a
+request's `finish`) without the GIL; `workers` of Python that run any other `finish` and the copies among CALLs, most
+urgent first; one more for CALLs of class DEMOTION and SCRUB, which may block. A single worker does all of these in
+order. Threads of Python wait in Python, on an eventfd, and never inside the extension: neither a hung drive nor the
+interpreter's end finds one there.
 """
 
 from __future__ import annotations

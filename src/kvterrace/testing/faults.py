@@ -15,7 +15,8 @@ nothing done | | `Torn(pages, errno)` | - | only these pages arrive; success, or
 | `Hang()` | not before `release()` | the same | the same | blocks until `release()` |
 
 A dash is a plan that makes no sense: AssertionError. What hangs or is slow has not reached the inner engine yet: it
-holds none of its threads, touches no buffer, and its deadline has not begun to run. `FakeDevice` has faults of its own that hold a place in its queue.
+holds none of its threads, touches no buffer, and its deadline has not begun to run. `FakeDevice` has faults of its own
+that hold a place in its queue.
 """
 
 from __future__ import annotations
