@@ -10,6 +10,8 @@ import logging
 import mmap
 import os
 import subprocess
+import sys
+import textwrap
 import threading
 import weakref
 from collections.abc import Iterator
@@ -342,3 +344,50 @@ def test_a_request_that_has_ended_is_not_kept_until_its_deadline(engine: PosixEn
     assert engine.close(10.0)
     gc.collect()
     assert gone() is None
+
+
+# Processes
+
+
+def test_a_fork_is_refused_and_does_not_disturb_its_parent(tmp_path: Path) -> None:
+    """Also with the engine's lock taken at that moment, which nobody gives back in the child."""
+    code = """
+        import os, sys
+        from pathlib import Path
+        from kvterrace.errors import StoreClosedError
+        from kvterrace.io import IoClass, IoKind, IoRequest, PosixEngine
+
+        engine = PosixEngine()
+        file = engine.create(Path(sys.argv[1]) / "a", 4096)
+        engine._lock.acquire()
+        child = os.fork()
+        if child == 0:
+            for call in (
+                lambda: engine.submit([]),
+                lambda: engine.poll(1000.0),
+                lambda: engine.open(Path(sys.argv[1]) / "a"),
+                lambda: engine.truncate(file, 0),
+            ):
+                try:
+                    call()
+                except StoreClosedError as error:
+                    assert "not to its fork" in str(error)
+                else:
+                    os._exit(3)
+            engine.wake()
+            sys.exit(0 if engine.close(1000.0) and engine.in_flight == 0 else 4)
+        engine._lock.release()
+        assert os.waitpid(child, 0)[1] == 0
+        engine.submit([IoRequest(IoKind.SYNC, IoClass.DEMAND, file)])
+        assert engine.poll(10.0)[0].complete
+        assert os.stat(Path(sys.argv[1]) / "a").st_size == 4096
+        assert engine.close(10.0)
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(code), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")

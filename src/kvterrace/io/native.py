@@ -115,7 +115,6 @@ class NativeEngine(FileCalls[NativeFile]):
         if workers < 1:
             raise ConfigError(f"an I/O engine needs at least 1 worker, not {workers}; leave it at 4 if in doubt")
         super().__init__(name)
-        self._pid = os.getpid()
         # What is in the device keeps its file's descriptor, so it must not be more than there may be of those.
         descriptors = most_descriptors()
         self._core = _native.Core(kind, min(depth, descriptors), workers == 1)
@@ -180,7 +179,7 @@ class NativeEngine(FileCalls[NativeFile]):
 
     def wake(self) -> None:
         """Make a waiting `poll` return; if none waits, the next one returns at once."""
-        if os.getpid() == self._pid:
+        if self._is_mine:
             self._core.wake()
             self._ring()
 
@@ -196,7 +195,7 @@ class NativeEngine(FileCalls[NativeFile]):
 
     @property
     def in_flight(self) -> int:
-        return self._core.in_flight if os.getpid() == self._pid else 0
+        return self._core.in_flight if self._is_mine else 0
 
     def register_memory(self, memory: Bytes) -> bool:
         """Have the kernel pin `memory` (page-aligned, e.g. the DRAM arena) once, so that it need not for each transfer.
@@ -225,7 +224,7 @@ class NativeEngine(FileCalls[NativeFile]):
 
         When it returns False, requests that had not started never will, and their results never come. May be repeated.
         """
-        if os.getpid() != self._pid:
+        if not self._is_mine:
             return True
         self._closed = True
         self._core.close()
@@ -265,12 +264,6 @@ class NativeEngine(FileCalls[NativeFile]):
             if thread is not threading.current_thread():
                 thread.join(_JOIN_S)
         return not any(thread.is_alive() for thread in threads)
-
-    def _require_mine(self) -> None:
-        if os.getpid() != self._pid:
-            raise StoreClosedError(
-                f"I/O engine {self.name} belongs to process {self._pid}, not to its fork; open the store here"
-            )
 
     def _wait(self, left_s: float, *, for_quiet: bool = False) -> None:
         with self._lock:

@@ -45,8 +45,9 @@ _COPY_THREADS = 2
 class PosixEngine(FileCalls[PosixFile]):
     """`IoEngine` over the operating system's files. Must be closed: its (daemon) threads keep it alive otherwise.
 
-    A request that waits while its file is closed ends with EBADF; one that runs ends normally, and the descriptor is
-    closed after it. One that cannot be carried out as asked (unaligned, not a file of this kind) ends with EINVAL.
+    A request that waits while its file is closed ends with EBADF; one that runs ends normally, and the descriptor
+    is closed after it. One that cannot be carried out as asked (unaligned, not a file of this kind) ends with
+    EINVAL. After a fork the engine is the parent's: the child's calls raise `StoreClosedError`.
     """
 
     def __init__(self, threads: int = 8, name: str = "posix") -> None:
@@ -89,6 +90,7 @@ class PosixEngine(FileCalls[PosixFile]):
     # Requests
 
     def submit(self, requests: Sequence[IoRequest]) -> None:
+        self._require_mine()
         with self._lock:
             self._require_open()
             copies = 0
@@ -112,6 +114,7 @@ class PosixEngine(FileCalls[PosixFile]):
                 self._demand_work.notify()
 
     def poll(self, timeout_s: float) -> list[IoResult]:
+        self._require_mine()
         deadline_s = time.monotonic() + timeout_s
         while True:
             with self._lock:
@@ -132,6 +135,8 @@ class PosixEngine(FileCalls[PosixFile]):
 
     def wake(self) -> None:
         """Make a waiting `poll` return; if none waits, the next one returns at once."""
+        if not self._is_mine:
+            return
         with self._lock:
             self._woken = True
             self._done.notify()
@@ -147,13 +152,15 @@ class PosixEngine(FileCalls[PosixFile]):
 
     @property
     def in_flight(self) -> int:
-        return self._in_flight
+        return self._in_flight if self._is_mine else 0
 
     def close(self, timeout_s: float) -> bool:
         """As in `IoEngine`; results stay for `poll`. Closes the files still open. Not to be called from a `finish`.
 
         When it returns False, requests that had not started never will, and their results never come. May be repeated.
         """
+        if not self._is_mine:
+            return True
         deadline_s = time.monotonic() + timeout_s
         with self._lock:
             self._closed = True
@@ -235,9 +242,11 @@ class PosixEngine(FileCalls[PosixFile]):
     # Files
 
     def _make_file(self, path: Path, flags: int) -> PosixFile:
+        self._require_mine()
         return PosixFile(path, flags, self._descriptors)
 
     def _own(self, file: IoFile | None) -> PosixFile:
+        self._require_mine()
         return _posix(file)
 
 
