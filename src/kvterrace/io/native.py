@@ -173,8 +173,9 @@ class NativeEngine(FileCalls[NativeFile]):
         while True:
             rows, enough = self._core.take()
             left_s = deadline_s - time.monotonic()
-            if rows or enough or left_s <= 0:
-                return [self._result(row) for row in rows]
+            results = [result for row in rows if (result := self._result(row)) is not None]
+            if results or enough or left_s <= 0:
+                return results
             self._wait(left_s)
 
     def wake(self) -> None:
@@ -284,10 +285,11 @@ class NativeEngine(FileCalls[NativeFile]):
             if self._ended and not self._waiting:
                 self._core.release_fds()
 
-    def _result(self, row: _native.Row) -> IoResult:
+    def _result(self, row: _native.Row) -> IoResult | None:
         number, lent = row[0], row[-1]
         if lent:
-            return _result_of(self._requests[number][0], row)
+            taken = self._requests.get(number)  # another poller may have had the result itself by now
+            return None if taken is None else _result_of(taken[0], row)
         request = self._requests.pop(number)[0]
         return self._finished.pop(number, None) or _result_of(request, row)
 
