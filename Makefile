@@ -4,6 +4,7 @@
 #   PYTHON          interpreter for the environment; otherwise the first that works of python3.11, 3.12, 3.13, python3
 #   DEMO_ARGS       passed on to `kvterrace demo`
 #   PYTEST_ARGS     passed on to pytest
+#   FUZZ_S          seconds of `make native-fuzz`
 #   SOAK_S          seconds of `make soak`
 #   SOAK_ARGS       passed on to the soak (SOAK_ARGS="--help")
 #   SCALE_ARGS      passed on to benchmarks/scale.py
@@ -23,6 +24,7 @@ SHELL := /bin/bash
 PYTHON ?=
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
+FUZZ_S ?= 60
 SOAK_S ?= 600
 SOAK_ARGS ?=
 SCALE_ARGS ?=
@@ -92,6 +94,10 @@ native-ubsan: native ## The same under UndefinedBehaviorSanitizer
 	native/sanitize.sh undefined $(BIN)
 native-tsan: native ## Stress test under ThreadSanitizer
 	native/sanitize.sh thread $(BIN)
+
+.PHONY: native-fuzz
+native-fuzz: $(VENV)/.stamp-test ## Mutated bytes against the parsers of records, footers and segments (FUZZ_S=60)
+	FUZZ_S=$(FUZZ_S) native/fuzz.sh $(BIN)
 
 ##@ Tidy
 .PHONY: clean

@@ -44,10 +44,11 @@ class File:
     def drop(self) -> list[int]: ...
     def close(self) -> list[int]: ...
 
-#: id, bytes moved, errno, why it was refused ("" if it was not), started_s, ended_s
-_Row = tuple[int, int, int, str, float, float]
-#: id, kind, class, file, offset, buffers, finish (0 none, 1 hook, 2 Python), hook
-_Op = tuple[int, int, int, object, object, object, int, Hook | None]
+#: id, bytes moved, errno, why it was refused ("" if it was not), started_s, ended_s, whether its deadline cut it short,
+#: whether it has not ended yet (another row will follow)
+Row = tuple[int, int, int, str, float, float, bool, bool]
+#: id, kind, class, file, offset, buffers, finish (0 none, 1 hook, 2 Python), hook, seconds to the deadline
+_Op = tuple[int, int, int, object, object, object, int, Hook | None, float | None]
 
 class Core:
     """An engine without Python objects. Thread-safe; no call blocks, waiting is done on the eventfds."""
@@ -56,9 +57,9 @@ class Core:
         """`kind` is uring, posix or manual. Raises OSError where the kernel refuses."""
     def submit(self, ops: Sequence[_Op], /) -> bool:
         """False after `close`."""
-    def take(self) -> tuple[list[_Row], bool]:
-        """What has ended, and whether a poll should return even if that is nothing."""
-    def take_job(self, pool: int, /) -> _Row | None: ...
+    def take(self) -> tuple[list[Row], bool]:
+        """What has ended, or was under way at its deadline, and whether a poll should return even with nothing."""
+    def take_job(self, pool: int, /) -> Row | None: ...
     def job_done(self, number: int, /) -> None: ...
     def wake(self) -> None: ...
     def close(self) -> None: ...
@@ -77,6 +78,9 @@ class Core:
     def in_flight(self) -> int: ...
     @property
     def unfinished(self) -> int: ...
+    @property
+    def depth(self) -> int:
+        """Pieces that the device is given at once now."""
     # of kind manual only: a device for tests
     def set_now(self, now_s: float, /) -> None: ...
     def pull(self) -> tuple[int, int, int, int, int] | None:
@@ -85,6 +89,8 @@ class Core:
     def answer(self, number: int, answer: int, /) -> bool:
         """What the system call says (bytes, or -errno); whether the piece goes on."""
     def perform(self, number: int, /) -> None: ...
+    def recalls(self) -> list[int]:
+        """Pieces in the device whose deadline has passed since the last call."""
 
 def keep_forever(one: object, /) -> None: ...
 

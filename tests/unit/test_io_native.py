@@ -415,6 +415,60 @@ def test_a_read_that_hangs_keeps_its_memory(tmp_path: Path) -> None:
     assert open_is_refused(engine, tmp_path)
 
 
+def test_a_read_that_hangs_past_its_deadline_is_told_and_called_back(tmp_path: Path) -> None:
+    """A pipe as the drive: what it holds later goes to no buffer of ours."""
+    engine = make("uring")
+    os.mkfifo(tmp_path / "pipe")
+    file = engine.reopen(tmp_path / "pipe")
+    memory = page(7)
+    engine.submit([IoRequest(IoKind.READ, IoClass.DEMAND, file, 0, [memory], deadline_s=0.02)])
+    results = drain(engine, 2)
+    assert [(result.expired, result.lent, result.nbytes, result.error) for result in results] == [
+        (True, True, 0, None),
+        (True, False, 0, None),
+    ]
+    writer = os.open(tmp_path / "pipe", os.O_RDWR)
+    os.write(writer, bytes([5]) * PAGE)
+    assert engine.close(10.0)  # nothing is in flight
+    assert (memory == 7).all()
+    assert os.read(writer, PAGE) == bytes([5]) * PAGE
+    os.close(writer)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_device_that_hangs_at_a_deadline_keeps_what_it_has_and_is_given_no_more(kind: str, tmp_path: Path) -> None:
+    """A file without a descriptor whose name is a pipe by now: opening it again waits for a writer."""
+    engine = UringEngine(depth=1) if make(kind).close(10.0) and kind == "uring" else NativePosixEngine(threads=1)
+    engine.create(tmp_path / "a", PAGE)
+    file = engine.open(tmp_path / "a")
+    for n in range(600):
+        engine.create(tmp_path / f"x{n}", 0)
+    engine.unlink(tmp_path / "a")
+    os.mkfifo(tmp_path / "a")
+    memory, waiting = page(7), page(8)
+    rung = threading.Semaphore(0)
+    assert engine.subscribe(rung.release)
+    requests = [
+        IoRequest(IoKind.READ, IoClass.DEMAND, file, 0, [one], deadline_s=0.05, tag=n)
+        for n, one in enumerate([memory, waiting])
+    ]
+    engine.submit(requests)
+    while not rung.acquire(timeout=10) or not (told := engine.poll(0.0)):
+        pass
+    while len(told) < 2:
+        told += engine.poll(10.0)
+    assert sorted((str(result.request.tag), result.expired, result.lent) for result in told) == [
+        ("0", True, True),
+        ("1", True, False),
+    ]
+    assert engine.in_flight == 1
+    os.close(os.open(tmp_path / "a", os.O_WRONLY))
+    (late,) = drain(engine, 1)
+    assert (late.request.tag, late.lent, late.complete) == (0, False, False)
+    assert (memory == 7).all() and (waiting == 8).all()
+    assert engine.close(10.0)
+
+
 def open_is_refused(engine: NativeEngine, folder: Path) -> bool:
     try:
         engine.open(folder / "a")

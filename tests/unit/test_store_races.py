@@ -313,6 +313,61 @@ def test_a_read_of_a_drive_that_hangs_expires_and_the_store_goes_on(box: Box) ->
     box.check()
 
 
+def queued_behind_a_hang(box: Box) -> list[Any]:
+    """The drive is given no more until `release`."""
+    chains = chains_on_the_drive(box, box.device._parallel + 1)
+    box.faults.add(Hang(), IoKind.READ)
+    for chain in chains[:-1]:
+        Get(box.store, chain)
+    box.step(0.01)
+    assert len(box.device._hung) == box.device._parallel
+    return chains
+
+
+def test_a_read_that_expires_in_line_is_not_sent_to_the_drive(box: Box) -> None:
+    *_, chain = queued_behind_a_hang(box)
+    get = Get(box.store, chain, deadline_s=0.5)
+    box.step(0.6)
+    assert get.transfer.outcomes == [Expired()]
+    box.reads.clear()
+    box.faults.clear()
+    box.device.release()
+    box.rest()
+    assert len(box.reads) == 0
+    get.check()
+    assert box.get_now(chain) == [Hit(Tier.SSD)]
+    box.check()
+
+
+def test_who_wants_a_block_whose_read_expired_in_line_has_it_read(box: Box) -> None:
+    *_, chain = queued_behind_a_hang(box)
+    soon = Get(box.store, chain, deadline_s=0.5)
+    patient = Get(box.store, chain)
+    box.step(0.6)
+    assert soon.transfer.outcomes == [Expired()]
+    assert not patient.transfer.done
+    box.faults.clear()
+    box.device.release()
+    box.rest()
+    soon.check()
+    patient.check()
+    assert patient.transfer.outcomes == [Hit(Tier.SSD)]
+    box.check()
+
+
+def test_layers_that_expire_in_line_are_not_read_and_the_block_is_fine(box: Box) -> None:
+    *_, chain = queued_behind_a_hang(box)
+    get = Get(box.store, chain, layers=range(1), deadline_s=0.5)
+    box.step(0.6)
+    assert get.transfer.outcomes == [Expired()]
+    box.faults.clear()
+    box.device.release()
+    box.rest()
+    get.check()
+    assert box.get_now(chain) == [Hit(Tier.SSD)]
+    box.check()
+
+
 def chains_on_the_drive(box: Box, count: int) -> list[Any]:
     chains = [chain_of(SMALL, [way]) for way in range(10, 10 + count)]
     for chain in chains:

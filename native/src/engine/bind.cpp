@@ -70,7 +70,7 @@ void fill(Op& op, nb::handle file, nb::handle offset, nb::handle buffers) {
   }
 }
 
-// `given`: (id, kind, io_class, file or None, offset, buffers, finish, hook or None). What cannot be carried out as asked
+// `given`: (id, kind, io_class, file or None, offset, buffers, finish, hook or None, seconds to its deadline or None). What cannot be carried out as asked
 // is an operation with a refusal.
 std::unique_ptr<Op> op_of(nb::handle given) {
   auto op = std::make_unique<Op>();
@@ -81,6 +81,7 @@ std::unique_ptr<Op> op_of(nb::handle given) {
   op->finish = static_cast<Finish>(nb::cast<int>(given[6]));
   if (op->finish == Finish::kHook) op->hook = nb::cast<Hook*>(given[7]);
   if (op->kind == Kind::kCall) return op;
+  if (const nb::object patience = given[8]; !patience.is_none()) op->patience_s = nb::cast<double>(patience);
   try {
     fill(*op, given[3], given[4], given[5]);
   } catch (const std::exception& error) {  // of Python's, too
@@ -102,7 +103,7 @@ Limits limits_of(const std::string& kind, std::uint32_t depth) {
 class PyCore {
  public:
   PyCore(const std::string& kind, std::uint32_t depth, bool serial) {
-    // The ring has 256 entries.
+    // The ring has 512 entries.
     if (depth < 1 || depth > 128) throw std::invalid_argument("depth must be 1 to 128");
     std::unique_ptr<Device> device;
     if (kind == "uring") {
@@ -132,8 +133,10 @@ class PyCore {
 
   nb::tuple take() {
     bool enough = false;
-    auto ended = core_->take(enough);
+    std::vector<Late> late;
+    auto ended = core_->take(late, enough);
     nb::list rows;
+    for (const Late& one : late) rows.append(nb::make_tuple(one.id, 0, 0, "", one.started_s, one.at_s, true, true));
     for (const auto& op : ended) rows.append(row(*op));
     return nb::make_tuple(rows, enough);
   }
@@ -152,7 +155,8 @@ class PyCore {
 
  private:
   static nb::tuple row(const Op& op) {
-    return nb::make_tuple(op.id, op.moved(), op.error, op.refusal, op.started_s, op.ended_s);
+    const bool expired = op.expired();
+    return nb::make_tuple(op.id, op.moved(), expired ? 0 : op.error, op.refusal, op.started_s, op.ended_s, expired, false);
   }
 
   std::unique_ptr<Core> core_;
@@ -183,7 +187,9 @@ void bind_engine(nb::module_& m) {
   nb::class_<Hook>(m, "Hook").def("__call__", [](Hook& self, nb::handle result) {
     const nb::object error = result.attr("error");
     const Completion completion{nb::cast<std::int64_t>(result.attr("nbytes")),
-                                error.is_none() ? 0 : nb::cast<std::int32_t>(error.attr("errno"))};
+                                nb::cast<bool>(result.attr("expired")) ? ECANCELED
+                                : error.is_none()                      ? 0
+                                                                       : nb::cast<std::int32_t>(error.attr("errno"))};
     const nb::gil_scoped_release released;
     self.run(completion);
   });
@@ -244,6 +250,7 @@ void bind_engine(nb::module_& m) {
       .def_prop_ro("quiet_fd", [](PyCore& self) { return self.core().quiet_fd(); })
       .def_prop_ro("bell_fd", [](PyCore& self) { return self.core().bell_fd(); })
       .def_prop_ro("in_flight", [](PyCore& self) { return self.core().in_flight(); })
+      .def_prop_ro("depth", [](PyCore& self) { return self.core().depth(); })
       .def_prop_ro("unfinished", [](PyCore& self) { return self.core().unfinished(); })
       .def("set_now", [](PyCore& self, double now_s) { self.manual().set_now_s(now_s); })
       .def("pull",
@@ -255,6 +262,7 @@ void bind_engine(nb::module_& m) {
            })
       .def("place", [](PyCore& self, std::uint64_t number) { return self.manual().piece(number).place(); })
       .def("answer", [](PyCore& self, std::uint64_t number, std::int64_t answer) { return self.manual().answer(number, answer); })
+      .def("recalls", [](PyCore& self) { return self.manual().recalls(); })
       .def("perform", [](PyCore& self, std::uint64_t number) { self.manual().perform(number); });
 
   m.def("keep_forever", [](nb::object one) { one.inc_ref(); });

@@ -6,7 +6,9 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstring>
 #include <system_error>
@@ -15,6 +17,9 @@
 namespace kvterrace {
 
 namespace {
+
+constexpr double kForever = std::numeric_limits<double>::infinity();
+constexpr double kLongestWaitS = 3600.0;
 
 int make_eventfd(int flags) {
   const int fd = ::eventfd(0, EFD_CLOEXEC | flags);
@@ -81,6 +86,10 @@ int Core::start() {
     hook_threads_.emplace_back([this] { run_hooks(); });
     pthread_setname_np(hook_threads_.back().native_handle(), "kvt-finish");
   }
+  if (!device_->steps_time()) {
+    clock_thread_ = std::thread([this] { keep_time(); });
+    pthread_setname_np(clock_thread_.native_handle(), "kvt-clock");
+  }
   started_ = true;
   return 0;
 }
@@ -96,6 +105,11 @@ bool Core::submit(std::vector<std::unique_ptr<Op>> ops) {
       ops_.emplace(op->id, std::move(owned));
       if (op->refusal.empty() && op->kind != Kind::kCall) {
         scheduler_.add(op);
+        if (op->patience_s < kForever) {
+          op->deadline_s = device_->now_s() + op->patience_s;
+          const auto added = deadlines_.emplace(op->deadline_s, op->id).first;
+          if (added == deadlines_.begin()) clock_work_.notify_one();
+        }
         continue;
       }
       if (!op->refusal.empty()) op->started_s = op->ended_s = device_->now_s();
@@ -111,6 +125,7 @@ std::unique_ptr<Piece> Core::next_piece() {
   std::unique_ptr<Piece> piece;
   while (true) {
     const double now_s = device_->now_s();
+    expire(now_s);
     piece = scheduler_.next(now_s);
     if (!piece) break;
     Op* op = piece->op;
@@ -138,7 +153,52 @@ void Core::close_left(std::unique_lock<std::mutex>& lock) {
   close_all(leaving);
 }
 
+void Core::expire(double now_s) {
+  bool recall = false;
+  while (!deadlines_.empty() && deadlines_.begin()->first <= now_s) {
+    Op* op = ops_.at(deadlines_.begin()->second).get();
+    deadlines_.erase(deadlines_.begin());
+    if (scheduler_.expire(op, now_s)) {
+      land(op);
+      continue;
+    }
+    announce();
+    late_.push_back({op->id, op->started_s, now_s});
+    recalls_.push_back(op->id);
+    recall = true;
+  }
+  if (recall && !device_->recall()) recalls_.clear();
+}
+
+void Core::keep_time() {
+  std::unique_lock lock(mutex_);
+  while (!hooks_stop_) {
+    expire(device_->now_s());
+    close_left(lock);
+    lock.lock();
+    if (hooks_stop_) return;
+    if (deadlines_.empty()) {
+      clock_work_.wait(lock);
+      continue;
+    }
+    const double left_s = std::clamp(deadlines_.begin()->first - device_->now_s(), 0.0, kLongestWaitS);
+    clock_work_.wait_for(lock, std::chrono::duration<double>(left_s));
+  }
+}
+
+void Core::time_moved() {
+  std::unique_lock lock(mutex_);
+  expire(device_->now_s());
+  close_left(lock);
+}
+
+std::vector<std::uint64_t> Core::take_recalls() {
+  std::lock_guard lock(mutex_);
+  return std::exchange(recalls_, {});
+}
+
 void Core::land(Op* op) {
+  if (op->deadline_s < kForever) deadlines_.erase({op->deadline_s, op->id});
   op->advise = op->file && op->started && !op->file->direct() && op->kind != Kind::kWrite;
   if (op->advise) {
     // The store budgets DRAM: what went through the page cache leaves it, by a thread that may take its time.
@@ -172,17 +232,19 @@ void Core::let_finish(Op* op) {
 
 void Core::post(Op* op) {
   auto node = ops_.extract(op->id);
-  const bool first = results_.empty();
+  announce();
   results_.push_back(std::move(node.mapped()));
   --unfinished_;
-  if (first) {
-    add_to(ready_);
-    add_to(bell_);
-  }
   if (closed_ && unfinished_ == 0) {
     add_to(ready_);
     add_to(quiet_);
   }
+}
+
+void Core::announce() {
+  if (!results_.empty() || !late_.empty()) return;
+  add_to(ready_);
+  add_to(bell_);
 }
 
 Op* Core::first_of(Queues& queues) {
@@ -215,7 +277,7 @@ void Core::run_hooks() {
     }
     const bool call = op->kind == Kind::kCall && op->refusal.empty();
     if (call) op->started_s = op->ended_s = device_->now_s();
-    const Completion completion{static_cast<std::int64_t>(op->moved()), op->error};
+    const Completion completion{static_cast<std::int64_t>(op->moved()), op->number()};
     lock.unlock();
     op->hook->run(completion);
     lock.lock();
@@ -235,11 +297,12 @@ void Core::job_done(std::uint64_t id) {
   post(ops_.at(id).get());
 }
 
-std::vector<std::unique_ptr<Op>> Core::take(bool& enough) {
+std::vector<std::unique_ptr<Op>> Core::take(std::vector<Late>& late, bool& enough) {
   std::lock_guard lock(mutex_);
   const bool over = closed_ && unfinished_ == 0;
   enough = std::exchange(woken_, false) || over;
   if (!over) clear(ready_);
+  late = std::exchange(late_, {});
   in_flight_ -= results_.size();
   return std::exchange(results_, {});
 }
@@ -260,6 +323,11 @@ std::uint64_t Core::unfinished() const {
   return unfinished_;
 }
 
+std::uint32_t Core::depth() const {
+  std::lock_guard lock(mutex_);
+  return scheduler_.depth();
+}
+
 void Core::close() {
   std::lock_guard lock(mutex_);
   closed_ = true;
@@ -274,6 +342,7 @@ bool Core::end() {
     std::lock_guard lock(mutex_);
     if (unfinished_ > 0) {
       scheduler_.drop_waiting();
+      std::erase_if(deadlines_, [this](const auto& one) { return !ops_.at(one.second)->started; });
       const auto waits = [](const Op* op) { return op->kind == Kind::kCall; };
       for (auto* queues : {&hooks_, &jobs_[0], &jobs_[1]}) {
         for (auto& queue : *queues) std::erase_if(queue, waits);
@@ -283,7 +352,9 @@ bool Core::end() {
     if (std::exchange(ended_, true)) return true;
     hooks_stop_ = true;
     hook_work_.notify_all();
+    clock_work_.notify_all();
   }
+  if (clock_thread_.joinable()) clock_thread_.join();
   for (auto& thread : hook_threads_) thread.join();
   hook_threads_.clear();
   if (started_) device_->stop();

@@ -12,14 +12,23 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "device.h"
 #include "scheduler.h"
 
 namespace kvterrace {
+
+// Told once of an operation that the device still has at its deadline. Its memory is lent until the operation itself comes.
+struct Late {
+  std::uint64_t id;
+  double started_s;
+  double at_s;
+};
 
 // Threads that run hooks, and the copies among CALLs.
 inline constexpr int kHookThreads = 4;
@@ -38,11 +47,13 @@ class Core {
 
   // For whoever submits. Thread-safe; none of it blocks.
   bool submit(std::vector<std::unique_ptr<Op>> ops);  // false after `close`; then nothing was taken
-  // What has ended; `enough` says that a poll should wait no longer even if that is nothing.
-  std::vector<std::unique_ptr<Op>> take(bool& enough);
+  // What has ended, and what has not at its deadline; `enough` says that a poll should wait no longer even if that is
+  // nothing.
+  std::vector<std::unique_ptr<Op>> take(std::vector<Late>& late, bool& enough);
   void wake();
   std::uint64_t in_flight() const;   // submitted, not taken
   std::uint64_t unfinished() const;  // submitted, not ended
+  std::uint32_t depth() const;       // pieces that the device is given at once now
 
   // For Python's threads that finish. Pool 0: short ones; pool 1: CALLs of DEMOTION and SCRUB, which may block.
   Op* take_job(int pool);        // most urgent first; null if there is none
@@ -67,6 +78,8 @@ class Core {
   // For devices.
   std::unique_ptr<Piece> next_piece();
   void piece_done(const Piece& piece);
+  std::vector<std::uint64_t> take_recalls();  // operations whose pieces the device should let go of
+  void time_moved();                          // for a device that steps time
 
  private:
   using Queues = std::array<std::deque<Op*>, kClasses>;
@@ -74,12 +87,16 @@ class Core {
   void land(Op* op);  // the device is through with it
   void let_finish(Op* op);
   void post(Op* op);  // it has ended
+  void announce();    // there is something to take
+  void expire(double now_s);
+  void keep_time();
   void run_hooks();
   void close_left(std::unique_lock<std::mutex>& lock);  // unlocks
   static Op* first_of(Queues& queues);
 
   mutable std::mutex mutex_;
   std::condition_variable hook_work_;
+  std::condition_variable clock_work_;
   const std::unique_ptr<Device> device_;
   Scheduler scheduler_;
   const bool serial_;
@@ -88,6 +105,9 @@ class Core {
   Queues hooks_;
   std::array<Queues, 2> jobs_;
   std::vector<std::unique_ptr<Op>> results_;
+  std::vector<Late> late_;
+  std::set<std::pair<double, std::uint64_t>> deadlines_;  // of what the device is not through with
+  std::vector<std::uint64_t> recalls_;
   Leaving leaving_;
   std::uint64_t in_flight_ = 0;
   std::uint64_t unfinished_ = 0;
@@ -101,6 +121,7 @@ class Core {
   int bell_ = -1;
   std::array<int, 2> jobs_fd_{-1, -1};
   std::vector<std::thread> hook_threads_;
+  std::thread clock_thread_;
 };
 
 }  // namespace kvterrace

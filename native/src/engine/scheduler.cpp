@@ -6,6 +6,7 @@
 namespace kvterrace {
 
 bool Piece::advance(std::int64_t answer) {
+  if (recalled && (answer == -EINTR || answer == -EAGAIN)) answer = -ECANCELED;
   if (answer == -EINTR) return true;
   // io_uring alone answers this where a blocking call would wait: so let it block, on a thread of the kernel's.
   if (answer == -EAGAIN && !asynchronous) return asynchronous = true;
@@ -18,6 +19,10 @@ bool Piece::advance(std::int64_t answer) {
   moved += left;
   // With O_DIRECT, I/O cannot go on from an unaligned place; stopping there means end of file.
   if (moved >= nbytes || left == 0 || (op->file->direct() && left % kPageNbytes)) return false;
+  if (recalled) {
+    error = ECANCELED;
+    return false;
+  }
   auto first = memory.begin();
   for (; left >= first->iov_len; ++first) left -= first->iov_len;
   memory.erase(memory.begin(), first);
@@ -28,12 +33,19 @@ bool Piece::advance(std::int64_t answer) {
 
 void Scheduler::add(Op* op) { waiting_[static_cast<std::size_t>(op->io_class)].push_back(op); }
 
+std::uint32_t Scheduler::lower_depth() const {
+  const std::uint64_t share = std::uint64_t{limits_.lower_depth} * depth_.now() / limits_.depth;
+  return std::max<std::uint32_t>(1, static_cast<std::uint32_t>(share));
+}
+
+bool Scheduler::at_depth() const { return in_flight_ >= depth_.now() || in_flight_ - demand_ >= lower_depth(); }
+
 bool Scheduler::may_start(int io_class, std::uint64_t nbytes, double now_s) const {
-  if (in_flight_ >= limits_.depth) return false;
+  if (in_flight_ >= depth_.now()) return false;
   if (io_class == kDemand) return true;
   const bool busy = demand_ > 0 || now_s - demand_seen_s_ < limits_.busy_s;
   const std::uint64_t most = busy ? limits_.lower_nbytes_busy : limits_.lower_nbytes;
-  return in_flight_ - demand_ < limits_.lower_depth && lower_nbytes_ + nbytes <= most;
+  return in_flight_ - demand_ < lower_depth() && lower_nbytes_ + nbytes <= most;
 }
 
 std::unique_ptr<Piece> Scheduler::next(double now_s) {
@@ -43,7 +55,7 @@ std::unique_ptr<Piece> Scheduler::next(double now_s) {
     Op* op = queue.front();
     const std::uint64_t most = io_class == kDemand ? limits_.demand_piece_nbytes : limits_.lower_piece_nbytes;
     const std::uint64_t nbytes = std::min(op->nbytes - op->handed_out, most);
-    if (!may_start(io_class, nbytes, now_s)) return nullptr;  // nor anything less urgent
+    if (!may_start(io_class, nbytes, now_s)) break;  // nor anything less urgent
     if (!op->started) {
       op->started = true;
       op->started_s = now_s;
@@ -57,8 +69,10 @@ std::unique_ptr<Piece> Scheduler::next(double now_s) {
     } else {
       lower_nbytes_ += nbytes;
     }
+    full_ |= at_depth();
     return piece;
   }
+  full_ = at_depth();
   return nullptr;
 }
 
@@ -86,6 +100,7 @@ std::unique_ptr<Piece> Scheduler::cut(Op* op, std::uint64_t nbytes) {
 
 bool Scheduler::done(const Piece& piece, double now_s) {
   Op* op = piece.op;
+  depth_.ended(piece.moved, full_, now_s);
   --in_flight_;
   if (op->io_class == kDemand) {
     --demand_;
@@ -109,6 +124,18 @@ bool Scheduler::done(const Piece& piece, double now_s) {
   const bool over = op->exhausted && op->in_flight == 0;
   if (over) op->ended_s = now_s;
   return over;
+}
+
+bool Scheduler::expire(Op* op, double now_s) {
+  op->late = true;
+  if (!op->exhausted) {
+    op->exhausted = true;
+    std::erase(waiting_[static_cast<std::size_t>(op->io_class)], op);
+  }
+  if (op->in_flight > 0) return false;
+  if (!op->started) op->started_s = now_s;
+  op->ended_s = now_s;
+  return true;
 }
 
 std::size_t Scheduler::drop_waiting() {

@@ -5,6 +5,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <memory>
@@ -16,9 +17,10 @@ namespace kvterrace {
 
 namespace {
 
-// More than pieces may be in the ring at once (`Limits::depth`), and the watch on kicks.
-constexpr std::uint32_t kEntries = 256;
+// More than pieces may be in the ring at once (`Limits::depth`), a call to come back for each, and the watch on kicks.
+constexpr std::uint32_t kEntries = 512;
 constexpr std::uint64_t kKick = 1;  // user_data of that watch: no piece lies there
+constexpr std::uint64_t kCallBack = 2;
 constexpr int kRetryMs = 1;
 
 void add_to(int fd, std::uint64_t count) {
@@ -88,13 +90,17 @@ void UringDevice::run(Core& core, int started_fd) {
     // Before the last look for work: whoever submits after that look finds us asleep, and kicks.
     asleep_ = true;
     while (auto piece = core.next_piece()) give(core, std::move(piece));
+    call_back(core.take_recalls());
     const int number = ring_->enter();
     asleep_ = false;
     // EBUSY and EAGAIN: the kernel wants completions reaped, or memory, first. Nothing is lost: entries stay in the ring.
     if (number != 0) ::poll(nullptr, 0, kRetryMs);
     ring_->reap([&](const Cqe& cqe) {
+      if (cqe.user_data == kCallBack) return;  // the piece itself says how that went
       if (cqe.user_data != kKick) {
-        return took(core, std::unique_ptr<Piece>(reinterpret_cast<Piece*>(cqe.user_data)), cqe.res);
+        auto* piece = reinterpret_cast<Piece*>(cqe.user_data);
+        in_ring_.erase(piece);
+        return took(core, std::unique_ptr<Piece>(piece), cqe.res);
       }
       watch_kicks();
       register_now();
@@ -118,6 +124,7 @@ void UringDevice::give(Core& core, std::unique_ptr<Piece> owned) {
   Sqe* sqe = ring_->next();
   if (sqe == nullptr) std::abort();  // the ring is deeper than what may be in flight
   Piece* piece = owned.release();    // until its completion comes
+  in_ring_.insert(piece);
   sqe->fd = fd;
   sqe->flags = piece->asynchronous ? kSqeAsync : 0;
   sqe->user_data = reinterpret_cast<std::uint64_t>(piece);
@@ -145,6 +152,20 @@ void UringDevice::give(Core& core, std::unique_ptr<Piece> owned) {
 void UringDevice::took(Core& core, std::unique_ptr<Piece> piece, std::int64_t answer) {
   if (piece->advance(answer)) return give(core, std::move(piece));
   core.piece_done(*piece);
+}
+
+// A piece is named by its address. The kernel takes entries in order, and a piece is freed only when its completion was
+// taken, so none that comes to lie there later is in the ring before this one has been dealt with.
+void UringDevice::call_back(const std::vector<std::uint64_t>& ids) {
+  for (Piece* piece : in_ring_) {
+    if (piece->recalled || std::find(ids.begin(), ids.end(), piece->op->id) == ids.end()) continue;
+    Sqe* sqe = ring_->next();
+    if (sqe == nullptr) return;  // it then runs to its end
+    piece->recalled = true;
+    sqe->opcode = kOpAsyncCancel;
+    sqe->addr = reinterpret_cast<std::uint64_t>(piece);
+    sqe->user_data = kCallBack;
+  }
 }
 
 void UringDevice::register_now() {

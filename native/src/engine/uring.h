@@ -6,6 +6,8 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <unordered_set>
+#include <vector>
 
 #include "device.h"
 #include "ring.h"
@@ -18,6 +20,10 @@ class UringDevice final : public Device {
 
   int start(Core& core) override;
   void kick() override;
+  bool recall() override {
+    kick();
+    return true;
+  }
   void stop() override;
   void register_memory(void* start, std::size_t nbytes, int fd) override;
 
@@ -33,9 +39,12 @@ class UringDevice final : public Device {
   void watch_kicks();
   void give(Core& core, std::unique_ptr<Piece> piece);
   void took(Core& core, std::unique_ptr<Piece> piece, std::int64_t answer);
+  void call_back(const std::vector<std::uint64_t>& ids);
   void register_now();
 
-  std::unique_ptr<Ring> ring_;  // of the thread
+  // of the thread
+  std::unique_ptr<Ring> ring_;
+  std::unordered_set<Piece*> in_ring_;
   int start_error_ = 0;
   std::uint64_t kick_count_ = 0;  // where the kernel puts what it reads from `kick_fd_`
   std::atomic<bool> asleep_{false};

@@ -224,7 +224,7 @@ def finish_read(group: list[Landing], result: IoResult) -> None:
     end = 0
     for one in group:
         end += one.memory.nbytes
-        if result.error is not None or end > result.nbytes:
+        if result.error is not None or result.expired or end > result.nbytes:
             not_read(one, result)
             continue
         verify(one, one.memory[one.geometry.header_nbytes :], 0)

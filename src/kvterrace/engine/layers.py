@@ -12,7 +12,7 @@ from kvterrace.engine.outbox import Outbox
 from kvterrace.engine.record_reads import stopped
 from kvterrace.format.record import PAGE_NBYTES
 from kvterrace.io.base import IoClass, IoKind, IoRequest, IoResult
-from kvterrace.types import GetOutcome
+from kvterrace.types import Expired, GetOutcome
 
 __all__ = ["LayerReads"]
 
@@ -63,6 +63,8 @@ class LayerReads:
         results: list[IoResult] = []
 
         def on_result(result: IoResult) -> None:
+            if result.lent:
+                return
             landing.segment.readers -= 1
             if result.request.kind is IoKind.READ:
                 gate.ended(result)
@@ -70,13 +72,16 @@ class LayerReads:
             results.append(result)
             if len(results) < 2:
                 return
-            failed = [result for result in results if not result.complete]
+            failed = [result for result in results if not result.complete and not result.expired]
             if failed:
                 for one in failed:
                     not_read(landing, one)
                     if is_lost(landing, one.error):
                         break
                 end(one.error)
+            elif any(result.expired for result in results):
+                landing.outcome = Expired()
+                end(None)
             elif any(result.request.kind is not IoKind.READ for result in results):
                 landing.outcome = stopped(volume)
                 end(None)
@@ -97,13 +102,15 @@ class LayerReads:
             self._answer(want, landing.fault or outcome)
 
         file = volume.files.file(landing.segment.number)
+        end_s = want.transfer.deadline_s
+        left_s = None if end_s is None else max(0.0, end_s - core.clock.monotonic_s())
         for at, piece in (
             (landing.offset, memory[:header_nbytes]),
             (landing.offset + header_nbytes + first, memory[header_nbytes:]),
         ):
             core.stats.ssd_read_requests += 1
             landing.segment.readers += 1
-            request = IoRequest(IoKind.READ, IoClass.DEMAND, file, at, [piece], tag=on_result)
+            request = IoRequest(IoKind.READ, IoClass.DEMAND, file, at, [piece], tag=on_result, deadline_s=left_s)
             if gate.admit(request):
                 outbox.add(volume.engine, request)
             else:

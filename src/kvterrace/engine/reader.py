@@ -31,7 +31,7 @@ from kvterrace.engine.transfers import Transfer, TransferKind
 from kvterrace.engine.waiting import Line
 from kvterrace.format.record import PAGE_NBYTES
 from kvterrace.io.base import IoClass, IoKind, IoRequest, IoResult
-from kvterrace.types import Busy, GetOutcome, Hit, Miss, Tier
+from kvterrace.types import Busy, Expired, GetOutcome, Hit, Miss, Tier
 
 __all__ = ["Reader"]
 
@@ -55,7 +55,7 @@ class Reader:
         self._busy_after_s = busy_after_s
         self._waiting = (Line(), Line())  # demand, prefetch: no slot yet
         self._shared: dict[int, list[Want]] = {}  # block being read -> who else wants it
-        self._records = RecordReads(core, self._landed)
+        self._records = RecordReads(core, self._landed, expired=self._expired, time_left=self._time_left)
         #: By volume: told of a segment whose file a read says is gone or cut, and of that read.
         self.suspects: dict[int, Callable[[Segment, Landing], None]] = {}
         self._layers = LayerReads(
@@ -265,6 +265,22 @@ class Reader:
             parts,
             segment.state is SegmentState.GROWING,
         )
+
+    def _time_left(self, group: list[Landing]) -> float | None:
+        """Seconds until nobody waits for any of these any more; None if somebody waits without a deadline."""
+        ends_s = [want.transfer.deadline_s for one in group for want in (one.want, *self._shared[one.want.block])]
+        if any(end_s is None for end_s in ends_s):
+            return None
+        return max(0.0, max(end_s or 0.0 for end_s in ends_s) - self._core.clock.monotonic_s())
+
+    def _expired(self, one: Landing) -> None:
+        """The engine gave a read up at its deadline. Who came for the block since then has it read again."""
+        block = one.want.block
+        self._core.ledger.undo(block)
+        others = self._shared.pop(block)
+        for want in others:
+            self._route(want, [])
+        self._answer(one.want, Expired())
 
     def _landed(self, one: Landing, *, lost: bool) -> None:
         """A read has ended. `lost`: it did not bring the block, and will not the next time."""

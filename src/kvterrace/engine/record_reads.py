@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from kvterrace.engine.core import Core, OnResult
@@ -31,10 +32,25 @@ def stopped(volume: Volume) -> DeviceFailed:
 class RecordReads:
     """Called under the store's lock, except for what runs on the engine's threads."""
 
-    def __init__(self, core: Core, landed: _Landed) -> None:
-        """`landed(one, lost=...)`: a read has ended. `lost`: it did not bring the block, and will not the next time."""
+    def __init__(
+        self,
+        core: Core,
+        landed: _Landed,
+        *,
+        expired: Callable[[Landing], None],
+        time_left: Callable[[list[Landing]], float | None],
+    ) -> None:
+        """
+        Args:
+            landed: `landed(one, lost=...)`, a read has ended. `lost`: it did not bring the block, and will not the next
+                time.
+            expired: the engine gave a read up at its deadline.
+            time_left: seconds until nobody waits for any of these; None: somebody has all the time.
+        """
         self._core = core
         self._landed = landed
+        self._expired = expired
+        self._time_left = time_left
         self._held_back = tuple(HeldBack() for _ in core.volumes)
 
     def prefetch(self, landings: list[Landing], outbox: Outbox) -> None:
@@ -82,6 +98,7 @@ class RecordReads:
             group[0].offset,
             [one.memory for one in group],
             finish=reading(group),
+            deadline_s=self._time_left(group),
         )
         engine = volume.engine
         if not volume.gate.admit(request):
@@ -92,6 +109,8 @@ class RecordReads:
 
     def _on_read(self, group: list[Landing], io_class: IoClass) -> OnResult:
         def on_result(result: IoResult) -> None:
+            if result.lent:
+                return  # who waits is told by the clock; the slots stay the engine's
             volume, held_back = group[0].volume, self._held_back[group[0].volume.number]
             group[0].segment.readers -= 1
             asked = result.request.kind is IoKind.READ
@@ -102,6 +121,10 @@ class RecordReads:
             for one in group:
                 if io_class is IoClass.PREFETCH:
                     held_back.ended(one)
+                if result.expired:
+                    one.verdict = None
+                    self._expired(one)
+                    continue
                 if asked:
                     read_ended(one, result)
                 else:

@@ -5,10 +5,14 @@ rest), and of the lower classes at most 4 MiB are in the device at any time, 1 M
 last 10 ms: that is all that a demand read can find ahead of it there. Results are those of the pieces done one after
 the other; what a failed write left behind its first gap is undefined.
 
-Threads: the device's own; four that run native hooks (`kvterrace._native.Hook` as a request's `finish`) without the
-GIL; `workers` of Python that run any other `finish` and the copies among CALLs, most urgent first; one more for CALLs
-of class DEMOTION and SCRUB, which may block. A single worker does all of these in order. Threads of Python wait in
-Python, on an eventfd, and never inside the extension: neither a hung drive nor the interpreter's end finds one there.
+Past its deadline, no further piece of a request goes to the device; io_uring is told to let go of those it has (what
+is with a drive's own queue it cannot), a native thread ends the one that it is at.
+
+Threads: the device's own; one that watches deadlines; four that run native hooks (`kvterrace._native.Hook` as a
+request's `finish`) without the GIL; `workers` of Python that run any other `finish` and the copies among CALLs, most
+urgent first; one more for CALLs of class DEMOTION and SCRUB, which may block. A single worker does all of these in
+order. Threads of Python wait in Python, on an eventfd, and never inside the extension: neither a hung drive nor the
+interpreter's end finds one there.
 """
 
 from __future__ import annotations
@@ -111,10 +115,10 @@ class NativeEngine(FileCalls[NativeFile]):
         if workers < 1:
             raise ConfigError(f"an I/O engine needs at least 1 worker, not {workers}; leave it at 4 if in doubt")
         super().__init__(name)
-        self._pid = os.getpid()
-        most = most_descriptors()
-        self._core = _native.Core(kind, min(depth, most), workers == 1)  # each piece may be of another file
-        self._table = _native.FileTable(most)
+        # What is in the device keeps its file's descriptor, so it must not be more than there may be of those.
+        descriptors = most_descriptors()
+        self._core = _native.Core(kind, min(depth, descriptors), workers == 1)
+        self._table = _native.FileTable(descriptors)
         self._requests: dict[int, tuple[IoRequest, object, tuple[Bytes, ...]]] = {}
         self._finished: dict[int, IoResult] = {}  # by a worker, not yet polled
         self._ids = itertools.count(1)
@@ -152,7 +156,9 @@ class NativeEngine(FileCalls[NativeFile]):
                 how, hook = _HOOK, finish
             file = request.file.handle if isinstance(request.file, NativeFile) else None
             kind = _KINDS[request.kind]
-            ops.append((number, kind, int(request.io_class), file, request.offset, buffers, how, hook))
+            ops.append(
+                (number, kind, int(request.io_class), file, request.offset, buffers, how, hook, request.deadline_s)
+            )
             # What the native side refers to stays as it is, whatever becomes of the request's attributes.
             taken[number] = (request, finish, buffers)
         self._requests.update(taken)
@@ -167,13 +173,14 @@ class NativeEngine(FileCalls[NativeFile]):
         while True:
             rows, enough = self._core.take()
             left_s = deadline_s - time.monotonic()
-            if rows or enough or left_s <= 0:
-                return [self._result(*row) for row in rows]
+            results = [result for row in rows if (result := self._result(row)) is not None]
+            if results or enough or left_s <= 0:
+                return results
             self._wait(left_s)
 
     def wake(self) -> None:
         """Make a waiting `poll` return; if none waits, the next one returns at once."""
-        if os.getpid() == self._pid:
+        if self._is_mine:
             self._core.wake()
             self._ring()
 
@@ -189,7 +196,7 @@ class NativeEngine(FileCalls[NativeFile]):
 
     @property
     def in_flight(self) -> int:
-        return self._core.in_flight if os.getpid() == self._pid else 0
+        return self._core.in_flight if self._is_mine else 0
 
     def register_memory(self, memory: Bytes) -> bool:
         """Have the kernel pin `memory` (page-aligned, e.g. the DRAM arena) once, so that it need not for each transfer.
@@ -218,7 +225,7 @@ class NativeEngine(FileCalls[NativeFile]):
 
         When it returns False, requests that had not started never will, and their results never come. May be repeated.
         """
-        if os.getpid() != self._pid:
+        if not self._is_mine:
             return True
         self._closed = True
         self._core.close()
@@ -259,12 +266,6 @@ class NativeEngine(FileCalls[NativeFile]):
                 thread.join(_JOIN_S)
         return not any(thread.is_alive() for thread in threads)
 
-    def _require_mine(self) -> None:
-        if os.getpid() != self._pid:
-            raise StoreClosedError(
-                f"I/O engine {self.name} belongs to process {self._pid}, not to its fork; open the store here"
-            )
-
     def _wait(self, left_s: float, *, for_quiet: bool = False) -> None:
         with self._lock:
             if self._ended:
@@ -284,12 +285,13 @@ class NativeEngine(FileCalls[NativeFile]):
             if self._ended and not self._waiting:
                 self._core.release_fds()
 
-    def _result(self, number: int, nbytes: int, code: int, refusal: str, started_s: float, ended_s: float) -> IoResult:
+    def _result(self, row: _native.Row) -> IoResult | None:
+        number, lent = row[0], row[-1]
+        if lent:
+            taken = self._requests.get(number)  # another poller may have had the result itself by now
+            return None if taken is None else _result_of(taken[0], row)
         request = self._requests.pop(number)[0]
-        finished = self._finished.pop(number, None)
-        if finished is not None:
-            return finished
-        return IoResult(request, nbytes, _os_error(request, code, refusal), started_s, ended_s)
+        return self._finished.pop(number, None) or _result_of(request, row)
 
     # Threads
 
@@ -299,13 +301,14 @@ class NativeEngine(FileCalls[NativeFile]):
             os.eventfd_read(fd)
             row = self._core.take_job(pool)
             if row is not None:
-                self._finish(*row)
+                self._finish(row)
             elif self._ended:
                 return
 
-    def _finish(self, number: int, nbytes: int, code: int, refusal: str, started_s: float, ended_s: float) -> None:
+    def _finish(self, row: _native.Row) -> None:
+        number = row[0]
         request, finish, _ = self._requests[number]
-        result = IoResult(request, nbytes, _os_error(request, code, refusal), started_s, ended_s)
+        result = _result_of(request, row)
         try:
             assert callable(finish)
             result.value = finish(result)
@@ -355,6 +358,12 @@ class NativePosixEngine(NativeEngine):
     def __init__(self, name: str = "native-posix", *, threads: int = 16, workers: int = 4) -> None:
         """`threads`: one does one piece at a time; with two or more, one of them takes DEMAND only. 1 to 128."""
         super().__init__("posix", name, depth=threads, workers=workers)
+
+
+def _result_of(request: IoRequest, row: _native.Row) -> IoResult:
+    _, nbytes, code, refusal, started_s, ended_s, expired, lent = row
+    error = _os_error(request, code, refusal)
+    return IoResult(request, nbytes, error, started_s, ended_s, expired=expired, lent=lent)
 
 
 def _os_error(request: IoRequest, code: int, refusal: str) -> OSError | None:

@@ -15,7 +15,8 @@ nothing done | | `Torn(pages, errno)` | - | only these pages arrive; success, or
 | `Hang()` | not before `release()` | the same | the same | blocks until `release()` |
 
 A dash is a plan that makes no sense: AssertionError. What hangs or is slow has not reached the inner engine yet: it
-holds none of its threads, and touches no buffer. `FakeDevice` has faults of its own that hold a place in its queue.
+holds none of its threads, touches no buffer, and its deadline has not begun to run. `FakeDevice` has faults of its own
+that hold a place in its queue.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import mmap
 import os
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -83,7 +84,7 @@ class _Held:
 
 
 class _Shadow(IoRequest):
-    """What the inner engine gets in place of a request. Its `value` is the result that the submitter sees."""
+    """What the inner engine gets in place of a request, its `tag`. Its `value` is what the submitter sees."""
 
     __slots__ = ()
 
@@ -314,13 +315,14 @@ def _shadow(request: IoRequest, effect: Effect) -> _Shadow:
             buffers = _first(buffers, nbytes // PAGE_NBYTES * PAGE_NBYTES)
         case Torn(pages):
             buffers = _first(buffers, pages * PAGE_NBYTES)
-    return _Shadow(kind, request.io_class, file, offset, buffers, partial(_finish, request, effect))
+    finish = partial(_finish, request, effect)
+    return _Shadow(kind, request.io_class, file, offset, buffers, finish, request, request.deadline_s)
 
 
 def _finish(request: IoRequest, effect: Effect, inner: IoResult) -> IoResult:
-    result = IoResult(request, inner.nbytes, inner.error, inner.started_s, inner.ended_s)
+    result = IoResult(request, inner.nbytes, inner.error, inner.started_s, inner.ended_s, expired=inner.expired)
     assert request.file is not None
-    if inner.error is None:
+    if inner.error is None and not inner.expired:
         match effect:
             case Fail(number):
                 result.error = _os_error(number, request.file.path)
@@ -346,6 +348,9 @@ def _finish(request: IoRequest, effect: Effect, inner: IoResult) -> IoResult:
 def _unwrapped(result: IoResult) -> IoResult:
     if not isinstance(result.request, _Shadow):
         return result
+    if result.lent:
+        assert isinstance(result.request.tag, IoRequest)
+        return replace(result, request=result.request.tag)
     assert isinstance(result.value, IoResult), f"injecting a fault has failed: {result.crash!r}"
     return result.value
 
