@@ -79,12 +79,13 @@ def ssd_nbytes_for(nbytes: int) -> int:
     return max(GIB, nbytes * 3 // 2 + 256 * MIB)
 
 
-def opened(folder: Path, blocks: int, layout: KVLayout = LAYOUT) -> contextlib.AbstractContextManager[Store]:
+def opened(folder: Path, blocks: int, layout: KVLayout = LAYOUT, *, write_behind_s: float = 2.0) -> Store:
     """A store in `folder` whose DRAM tier has room for `blocks` blocks; what lies there is found again."""
     return open_store(
         folder,
         dram_bytes=dram_nbytes_for(blocks, layout),
         ssd_bytes=ssd_nbytes_for(blocks * layout.block_nbytes),
+        write_behind_s=write_behind_s,
         sigterm_flush=False,
     )
 
