@@ -15,12 +15,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import rows_drive, rows_memory
+from benchmarks import rows_device, rows_drive, rows_memory
 from benchmarks.common import facts
 from benchmarks.pairs import MIN_PAIRS, Bench, Row, Skip, alone, load, measure, merge, say, table
 
 #: Every row that needs no peer, in the order of docs/performance.md.
-BENCHES: list[tuple[Row, Bench]] = [*rows_drive.BENCHES, *rows_memory.BENCHES]
+BENCHES: list[tuple[Row, Bench]] = [*rows_device.BENCHES, *rows_drive.BENCHES, *rows_memory.BENCHES]
 
 
 def run(benches: Sequence[tuple[Row, Bench]], pairs: int, folder: Path, results: Path) -> tuple[list[str], list[str]]:

@@ -42,7 +42,7 @@ READ_DEPTH, WRITE_DEPTH = 32, 2
 COLD_READ = Row(
     "cold-read",
     0.90,
-    what="get of 256 x 2 MiB from SSD into one buffer, DRAM tier empty / fio reading as much, 2 MiB at depth 32, O_DIRECT",
+    what="cold get of 256 x 2 MiB from SSD into one buffer / fio reading as much, 2 MiB at depth 32, O_DIRECT",
     unit="GB/s",
     decides="bound",
 )
