@@ -37,6 +37,12 @@ def chain_of(blocks: int, layout: KVLayout = LAYOUT, name: str = "bench") -> Key
     return chain_keys(Namespace(name, layout), tokens)
 
 
+def singles(count: int) -> list[KeyChain]:
+    """Chains of one block each."""
+    namespace, size = Namespace("bench", LAYOUT), LAYOUT.block_tokens
+    return [chain_keys(namespace, np.arange(at * size, (at + 1) * size)) for at in range(count)]
+
+
 def memory_of(nbytes: int) -> Bytes:
     """Page-aligned zeros, faulted in by writing them."""
     memory = np.empty(nbytes + PAGE_NBYTES, np.uint8)
@@ -76,7 +82,7 @@ def dram_nbytes_for(blocks: int, layout: KVLayout = LAYOUT) -> int:
 
 def ssd_nbytes_for(nbytes: int) -> int:
     """An SSD tier in segments of 64 MiB that holds `nbytes` with room to spare."""
-    return max(GIB, nbytes * 3 // 2 + 256 * MIB)
+    return max(2 * GIB, nbytes * 3 // 2 + 256 * MIB)
 
 
 def opened(folder: Path, blocks: int, layout: KVLayout = LAYOUT, *, write_behind_s: float = 2.0) -> Store:
@@ -92,9 +98,18 @@ def opened(folder: Path, blocks: int, layout: KVLayout = LAYOUT, *, write_behind
 
 def filled(folder: Path, chain: KeyChain, source: Bytes) -> None:
     """Make a store in `folder` that holds the blocks of `chain` on its SSD tier, and close it."""
-    layout = chain.namespace.layout
-    with opened(folder, len(chain), layout) as store:
-        require_ends(finished(store, store.put(chain, source, sequence=b"bench")), Stored(Tier.DRAM))
+    filled_all(folder, [chain], source)
+
+
+def filled_all(folder: Path, chains: Sequence[KeyChain], source: Bytes) -> None:
+    """The same of several chains, whose blocks lie end to end in `source`."""
+    layout, blocks = chains[0].namespace.layout, sum(len(chain) for chain in chains)
+    with opened(folder, blocks, layout) as store:
+        at = 0
+        for chain in chains:
+            end = at + len(chain) * layout.block_nbytes
+            require_ends(finished(store, store.put(chain, source[at:end], sequence=b"bench")), Stored(Tier.DRAM))
+            at = end
         if not store.flush(120.0):
             raise AssertionError("the store was not flushed within 120 s")
 

@@ -1,8 +1,8 @@
 """A drive of known speed, in real time, under the store's own native scheduler: what it can do at best is arithmetic.
 
 `parallel` pieces are in the drive at once. Each takes `latency_s`; then its bytes pass a link of `bytes_per_s` that all
-share, in order of start. The bytes are really moved, from and to files (on tmpfs). A thread of Python plays the drive: it
-is as punctual as the machine lets it be, and the time that it is late is not given to the next piece: a place in the drive
+share, in order of start. The bytes are really moved, from and to files (on tmpfs). A thread of Python plays the drive:
+it is as punctual as the machine lets it be, and that it is late is not made worse by what follows: a place in the drive
 that became free at some moment is taken from that moment on by what waited for it.
 """
 

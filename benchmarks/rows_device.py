@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -10,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 from benchmarks.common import (
-    MIB,
     chain_of,
     dram_nbytes_for,
+    filled_all,
     memory_of,
     noise_of,
     opened,
@@ -28,7 +29,7 @@ from benchmarks.pairs import Row, Side
 from kvterrace import KVLayout
 from kvterrace.clock import SystemClock
 from kvterrace.io.base import IoEngine
-from kvterrace.keys import KeyChain
+from kvterrace.keys import KeyChain, Namespace, chain_keys
 from kvterrace.store import Store
 from kvterrace.tiers.directory import StoreDirectory
 from kvterrace.types import Hit, Stored, Tier
@@ -42,8 +43,25 @@ BATCH_BLOCKS = 8192
 BATCH = Row(
     "batch",
     0.95,
-    what="one get of 8192 blocks of 32 KiB, apart from each other, from a drive of 1 ms and 32 places / 8192 / 32 x 1 ms",
+    what="one get of 8192 scattered blocks of 32 KiB from a drive of 1 ms latency and 32 places / its 32 blocks a ms",
     unit="blocks/s",
+)
+
+#: 1 MiB, as many pieces as a demand read is cut into: one.
+DEMAND_LAYOUT = KVLayout(layers=16, kv_heads=8, head_dim=128, dtype="float16", block_tokens=16)
+DEMAND_BLOCKS = 256
+#: What waits to be moved meanwhile, all from the start: prefetches go before demotion, so fewer of them; and together
+#: more than the drive moves in that time.
+PREFETCHED_BLOCKS, DEMOTED_BLOCKS = 128, 1024
+_BYTES_PER_S = 2e9
+
+DEMAND_P99 = Row(
+    "demand-p99",
+    1.5,
+    "lower",
+    what="p99 of 256 gets of 1 MiB one by one, beside a prefetch of 128 MiB and a flush of 1 GiB, drive of 1 ms and 2 GB/s "
+    "/ alone",
+    unit="ms",
 )
 
 
@@ -87,5 +105,48 @@ def _interleave(folder: Path, chains: tuple[KeyChain, ...], source: np.ndarray) 
                 assert store.flush(10.0)
 
 
-BENCHES = [(BATCH, batch)]
-__all__ = ["BENCHES", "MIB", "Hit", "threading", "time"]
+@contextlib.contextmanager
+def demand_p99(_: Path) -> Iterator[tuple[Side, Side]]:
+    """Milliseconds, of gets that follow each other by less than the scheduler takes for a pause of demand."""
+    layout, nbytes = DEMAND_LAYOUT, DEMAND_BLOCKS * DEMAND_LAYOUT.block_nbytes
+    source, target = noise_of(nbytes), memory_of(nbytes)
+    namespace = Namespace("demand", layout)
+    wanted = [
+        chain_keys(namespace, np.arange(at, at + layout.block_tokens))
+        for at in range(0, DEMAND_BLOCKS * layout.block_tokens, layout.block_tokens)
+    ]
+    prefetched, demoted = (chain_of(count, layout, f"{count}") for count in (PREFETCHED_BLOCKS, DEMOTED_BLOCKS))
+    load = noise_of(DEMOTED_BLOCKS * layout.block_nbytes, seed=2)
+    turn = iter(range(1 << 30))
+    with shm() as folder:
+        filled_all(folder / "store", [*wanted, prefetched], np.concatenate([source, source]))
+
+        def side(*, beside: bool) -> float:
+            place = folder / f"store{next(turn)}"
+            shutil.copytree(folder / "store", place)
+            drive = paced_drive(latency_s=_LATENCY_S, parallel=_PARALLEL, bytes_per_s=_BYTES_PER_S)
+            with _paced_store(place, drive, DEMAND_BLOCKS + PREFETCHED_BLOCKS + DEMOTED_BLOCKS, layout) as store:
+                flush = threading.Thread(target=store.flush, args=(60.0,))
+                if beside:
+                    require_ends(store.wait(store.put(demoted, load)), Stored(Tier.DRAM))
+                    prefetch = store.prefetch(prefetched)
+                    flush.start()
+                taken_s, ends = [], []
+                for chain, out in zip(wanted, target.reshape(DEMAND_BLOCKS, -1), strict=True):
+                    began_s = time.perf_counter()
+                    ends += store.wait(store.get(chain, out))
+                    taken_s.append(time.perf_counter() - began_s)
+                if beside:
+                    assert flush.is_alive(), "the load ended before the gets"
+                    assert prefetch.done_blocks and store.stats().ssd_written_nbytes, "there was no load"
+                    flush.join()
+                    require_ends(store.wait(prefetch), Hit(Tier.SSD))
+                require_ends(ends, Hit(Tier.SSD))
+            require_equal(target, source, "gets one by one")
+            shutil.rmtree(place)
+            return float(np.percentile(taken_s, 99, method="higher")) * 1e3
+
+        yield lambda: side(beside=True), lambda: side(beside=False)
+
+
+BENCHES = [(BATCH, batch), (DEMAND_P99, demand_p99)]

@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.common import (
     BLOCK_NBYTES,
     chain_of,
-    filled,
+    filled_all,
     finished,
     memory_of,
     noise_of,
@@ -20,6 +20,7 @@ from benchmarks.common import (
     require_ends,
     require_equal,
     shm,
+    singles,
     timed_get,
 )
 from benchmarks.pairs import Row, Side, Skip
@@ -45,14 +46,15 @@ DRAM_GET = Row(
 
 @contextlib.contextmanager
 def one_block(_: Path) -> Iterator[tuple[Side, Side]]:
-    """Each block of a chain by a get of its own, after the store was opened anew; milliseconds for one."""
+    """Prompts of one block, each by a get of its own, after the store was opened anew; milliseconds for one."""
     try:
         import google_crc32c
     except ImportError:
         raise Skip("google-crc32c is not installed: pip install -r benchmarks/requirements.txt") from None
     with shm() as folder:
-        chain, source, target = chain_of(BLOCKS), noise_of(BLOCKS * BLOCK_NBYTES), memory_of(BLOCKS * BLOCK_NBYTES)
-        filled(folder / "store", chain, source)
+        source, target = noise_of(BLOCKS * BLOCK_NBYTES), memory_of(BLOCKS * BLOCK_NBYTES)
+        chains = singles(BLOCKS)
+        filled_all(folder / "store", chains, source)
         plain = folder / "plain"
         plain.write_bytes(source)
         sums = [google_crc32c.value(block.tobytes()) for block in source.reshape(BLOCKS, -1)]
@@ -63,7 +65,7 @@ def one_block(_: Path) -> Iterator[tuple[Side, Side]]:
                 began_s = time.perf_counter()
                 for at in range(BLOCKS):
                     out = target[at * BLOCK_NBYTES : (at + 1) * BLOCK_NBYTES]
-                    ends += store.wait(store.get(chain, out, start=at, stop=at + 1))
+                    ends += store.wait(store.get(chains[at], out))
                 taken_s = time.perf_counter() - began_s
             require_ends(ends, Hit(Tier.SSD))
             require_equal(target, source, "get of one block")
