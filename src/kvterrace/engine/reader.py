@@ -36,6 +36,8 @@ _log = logging.getLogger(__name__)
 _MERGE_NBYTES = (4 << 20) + (64 << 10)
 #: Blocks that one call on a worker thread copies.
 _COPY_BLOCKS = 8
+#: Blocks to copy that are handed over together.
+_COPIES_AT_ONCE = 4 * _COPY_BLOCKS
 #: Wants that are first tried for slots at once; twice as many each time that all of them got one. So one round looks at
 #: few more than it can serve, however many wait.
 _FIRST_WANTS = 8
@@ -84,6 +86,9 @@ class Reader:
         for index, (block, alive) in enumerate(zip(mine.tolist(), wanted.tolist(), strict=True), transfer.start):
             if alive:
                 self._route(Want(transfer, index, block), copies)
+                if len(copies) == _COPIES_AT_ONCE:  # they run while the others are looked at
+                    self._copy(copies, Tier.DRAM)
+                    copies = []
             else:
                 transfer.settle(index, Miss())
         for index in range(max(transfer.start, len(ids)), transfer.stop):
@@ -135,6 +140,9 @@ class Reader:
                         one, *others = queue.pop()
                         landings.append(self._landing(one, self._core.slot(one.block)))
                         self._shared[one.block] = others
+                    if io_class is IoClass.DEMAND:  # the drive works on these while the others are looked at
+                        landings = self._merge(landings, io_class, outbox, more_to_come=True)
+                        outbox.send()
                     if got < len(batch):
                         break
             if io_class is IoClass.PREFETCH:
@@ -282,8 +290,12 @@ class Reader:
             segment.state is SegmentState.GROWING,
         )
 
-    def _merge(self, landings: list[Landing], io_class: IoClass, outbox: Outbox) -> None:
-        """Send one request for each stretch of records that lie one behind the other in a segment."""
+    def _merge(
+        self, landings: list[Landing], io_class: IoClass, outbox: Outbox, *, more_to_come: bool = False
+    ) -> list[Landing]:
+        """Send one request for each stretch of records that lie one behind the other in a segment. Returns what is not
+        sent yet: with `more_to_come` the last stretch, which may go on.
+        """
         landings.sort(key=lambda one: (one.segment.number, one.offset))
         groups: list[list[Landing]] = []
         nbytes = end = 0
@@ -297,8 +309,10 @@ class Reader:
                 groups.append([one])
                 nbytes = one.memory.nbytes
             end = one.offset + one.memory.nbytes
+        rest = groups.pop() if groups and more_to_come else []
         for group in groups:
             self._read(group, io_class, outbox)
+        return rest
 
     def _read(self, group: list[Landing], io_class: IoClass, outbox: Outbox) -> None:
         core, volume, segment = self._core, group[0].volume, group[0].segment
