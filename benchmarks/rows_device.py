@@ -68,8 +68,8 @@ DEMAND_P99 = Row(
     "demand-p99",
     1.5,
     "lower",
-    what="p99 of 256 gets of 1 MiB one by one from a drive of 1 ms and 2 GB/s, beside a prefetch of 128 MiB and a flush "
-    "of 1 GiB / alone",
+    what="p99 of 256 gets of 1 MiB one by one from a drive of 1 ms and 2 GB/s, beside a prefetch of 128 MiB and "
+    "a flush of 1 GiB / alone",
     unit="ms",
 )
 

@@ -112,5 +112,5 @@ class Driver:
             self._mover.pump()
             self._mover.follow()
             # Asked here, so that nobody is woken for a batch of which half has come: that costs the GIL each time.
-            if self._mover.fault is not None or any([wait.look() for wait in self._waits]):
+            if self._mover.fault is not None or any(wait.look() for wait in self._waits):
                 self.lock.notify_all()
