@@ -59,7 +59,12 @@ def test_a_waiter_sleeps_through_results_that_are_not_its_own(store: Store, monk
     flag, once = threading.Event(), threading.Event()
     woken: list[bool] = []
     notify = store._driver.lock.notify_all
-    monkeypatch.setattr(store._driver.lock, "notify_all", lambda: (woken.append(flag.is_set()), notify()))
+
+    def noted() -> None:
+        woken.append(flag.is_set())
+        notify()
+
+    monkeypatch.setattr(store._driver.lock, "notify_all", noted)
 
     def done() -> bool:
         once.set()
