@@ -12,6 +12,7 @@ import pytest
 from tests.harness import LARGE, SMALL, SMALL_NBYTES, Box, Get, chain_of, contents, kinds
 
 from kvterrace.engine import prefetching
+from kvterrace.engine.blocks import DramState
 from kvterrace.errors import ConfigError
 from kvterrace.io.base import IoKind
 from kvterrace.io.faults import Fail, FlipBit, Hang, PretendDone, Short, Slow
@@ -82,6 +83,51 @@ def test_restoring_many_blocks_is_one_batch_with_many_reads_in_flight(tmp_path: 
     box.rest()
     get.check()
     assert get.transfer.outcomes == [Hit(Tier.SSD)] * 64
+
+
+def test_the_drive_works_on_the_first_blocks_of_a_batch_while_the_rest_is_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = Box(tmp_path / "store", dram_blocks=80, segments=24, parallel=4)
+    chain = chain_of(SMALL, [0] * 64)
+    cold(box, chain)
+    submit, table = box.device.submit, box.store._core.ledger.table
+    planned: list[tuple[int, int]] = []  # blocks with a slot to read into, and those of them sent, at each call
+
+    def watched(requests: Any) -> None:
+        sent = sum(len(one.buffers) for one in requests if one.kind is IoKind.READ)
+        planned.append((int((table.state == DramState.READING).sum()), sent))
+        submit(requests)
+
+    monkeypatch.setattr(box.device, "submit", watched)
+    get = Get(box.store, chain)
+    assert sum(sent for _, sent in planned) == 64
+    assert planned[0][0] == 24 and planned[0][1] > 0  # of rounds of 8 and 16 blocks
+    assert planned[-1][0] == 64
+    box.rest()
+    get.check()
+    assert get.transfer.outcomes == [Hit(Tier.SSD)] * 64
+
+
+def test_copies_of_a_long_batch_begin_while_the_rest_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = Box(tmp_path / "store", dram_blocks=160, segments=24)
+    chain = chain_of(SMALL, [0] * 100)
+    box.put_now(chain)
+    calls: list[int] = []
+    submit = box.device.submit
+
+    def watched(requests: Any) -> None:
+        calls.append(sum(one.kind is IoKind.CALL for one in requests))
+        submit(requests)
+
+    monkeypatch.setattr(box.device, "submit", watched)
+    get = Get(box.store, chain)
+    assert calls == [4, 4, 4, 1]  # 32 + 32 + 32 + 4 blocks, 8 to a call
+    box.rest()
+    get.check()
+    assert get.transfer.outcomes == [Hit(Tier.DRAM)] * 100
 
 
 def test_shared_reads_that_fail_fail_for_all_and_the_block_can_be_put_again(box: Box) -> None:

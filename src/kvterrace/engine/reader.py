@@ -39,6 +39,8 @@ _log = logging.getLogger(__name__)
 
 #: Blocks that one call on a worker thread copies.
 _COPY_BLOCKS = 8
+#: Blocks to copy, and at least as many to read, that are handed over together; more are looked at while these move.
+_COPIES_AT_ONCE, _READS_AT_ONCE = 4 * _COPY_BLOCKS, 24
 #: Wants that are first tried for slots at once; twice as many each time that all of them got one. So one round looks at
 #: few more than it can serve, however many wait.
 _FIRST_WANTS = 8
@@ -83,9 +85,14 @@ class Reader:
         if transfer.kind is TransferKind.GET:
             ledger.dram.used(mine)
         copies: list[Want] = []
-        for index, (block, alive) in enumerate(zip(mine.tolist(), wanted.tolist(), strict=True), transfer.start):
+        table = ledger.table  # of blocks that are held, nothing in it changes before the next result is taken in
+        columns = (one.tolist() for one in (mine, wanted, table.state[mine], table.segment[mine]))
+        for index, (block, alive, state, segment) in enumerate(zip(*columns, strict=True), transfer.start):
             if alive:
-                self._route(Want(transfer, index, block), copies)
+                self._send(Want(transfer, index, block), state, segment, copies)
+                if len(copies) == _COPIES_AT_ONCE:
+                    self._copy(copies, Tier.DRAM)
+                    copies = []
             else:
                 transfer.settle(index, Miss())
         for index in range(max(transfer.start, len(ids)), transfer.stop):
@@ -137,6 +144,9 @@ class Reader:
                         one, *others = queue.pop()
                         landings.append(self._landing(one, self._core.slot(one.block)))
                         self._shared[one.block] = others
+                    if io_class is IoClass.DEMAND and len(landings) >= _READS_AT_ONCE:
+                        landings = self._records.send(landings, io_class, outbox, more_to_come=True)
+                        outbox.send()
                     if got < len(batch):
                         break
             if io_class is IoClass.PREFETCH:
@@ -174,21 +184,24 @@ class Reader:
     def _slotless(self, queue: Line, limit: int) -> list[Want]:
         """The first wants for the blocks at the head of `queue`, up to `limit`, that all need a slot of one size."""
         core, table = self._core, self._core.ledger.table
-        batch: list[Want] = []
-        first = next(iter(queue))
-        namespace, asked_for = core.entry_of(first.block), _is_asked_for(first.transfer)
-        for want in islice(queue, limit):
-            if (
-                want.transfer.layers is not None
-                or not want.transfer.is_open(want.index)
-                or table.state[want.block] != _EMPTY
-                or self._is_gone(want)
-                or core.entry_of(want.block) is not namespace
-                or _is_asked_for(want.transfer) is not asked_for
-            ):
-                break
-            batch.append(want)
-        return batch
+        wants = list(islice(queue, limit))
+        ids = np.array([want.block for want in wants], np.int32)
+        fit = (table.state[ids] == _EMPTY) & (table.segment[ids] != NOWHERE)
+        runs = table.run[ids].tolist()
+        run, transfer = runs[0], wants[0].transfer
+        namespace, asked_for = core.entry_of(wants[0].block), _is_asked_for(transfer)
+        for count, (want, fits, its_run) in enumerate(zip(wants, fit.tolist(), runs, strict=True)):
+            if not fits or not want.transfer.is_open(want.index):
+                return wants[:count]
+            if its_run != run:
+                if core.entry_of(want.block) is not namespace:
+                    return wants[:count]
+                run = its_run
+            if want.transfer is not transfer:
+                transfer = want.transfer
+                if transfer.layers is not None or _is_asked_for(transfer) is not asked_for:
+                    return wants[:count]
+        return wants
 
     def _is_gone(self, want: Want) -> bool:
         return int(self._core.ledger.table.segment[want.block]) == NOWHERE
@@ -196,8 +209,10 @@ class Reader:
     def _route(self, want: Want, copies: list[Want]) -> None:
         """Send a held want where its block is at this moment."""
         table = self._core.ledger.table
+        self._send(want, int(table.state[want.block]), int(table.segment[want.block]), copies)
+
+    def _send(self, want: Want, state: int, segment: int, copies: list[Want]) -> None:
         prefetch = want.transfer.kind is TransferKind.PREFETCH
-        state = int(table.state[want.block])
         if state == _READY:
             if prefetch:
                 self._expect([want])
@@ -208,10 +223,10 @@ class Reader:
             self._shared[want.block].append(want)
             if not prefetch:
                 self._records.promote(want.block)
-        elif state != _EMPTY or self._is_gone(want):  # a put is filling it, or it has no copy
+        elif state != _EMPTY or segment == NOWHERE:  # a put is filling it, or it has no copy
             self._answer(want, Miss())
         else:
-            volume = self._core.volume_of(int(table.segment[want.block]))
+            volume = self._core.volume_of(segment)
             if volume.gate.is_open:
                 self._waiting[prefetch].add(want)
             else:

@@ -69,8 +69,12 @@ class RecordReads:
                 self.send([one], IoClass.DEMAND, outbox)
         outbox.send()
 
-    def send(self, landings: list[Landing], io_class: IoClass, outbox: Outbox) -> None:
-        """Send one request for each stretch of records that lie one behind the other in a segment."""
+    def send(
+        self, landings: list[Landing], io_class: IoClass, outbox: Outbox, *, more_to_come: bool = False
+    ) -> list[Landing]:
+        """Send one request for each stretch of records that lie one behind the other in a segment. Returns what is not
+        sent yet: with `more_to_come` the last stretch, which may go on.
+        """
         landings.sort(key=lambda one: (one.segment.number, one.offset))
         groups: list[list[Landing]] = []
         nbytes = end = 0
@@ -84,8 +88,10 @@ class RecordReads:
                 groups.append([one])
                 nbytes = one.memory.nbytes
             end = one.offset + one.memory.nbytes
+        rest = groups.pop() if groups and more_to_come else []
         for group in groups:
             self._read(group, io_class, outbox)
+        return rest
 
     def _read(self, group: list[Landing], io_class: IoClass, outbox: Outbox) -> None:
         core, volume, segment = self._core, group[0].volume, group[0].segment
