@@ -82,7 +82,7 @@ class Mooncake:
     def fresh(self) -> None:
         if self._keys:
             time.sleep(2 * _LEASE_MS / 1000)
-            self._client.remove_all(True)
+            self._client.remove_all(force=True)
         for path in self._folder.glob("*"):
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()

@@ -9,8 +9,8 @@ line of JSON on stdout:
     dram_get  timed: the cache's memory -> the caller's buffer
     quit
 
-Before the clock runs: opening, dropping of the page cache, waiting for writeback. After it was stopped: every byte that came back is
-compared with what was put; a store is read back for that. What differs ends the process.
+Before the clock runs: opening, dropping of the page cache, waiting for writeback. After it was stopped: every byte that
+came back is compared with what was put; a store is read back for that. What differs ends the process.
 """
 
 from __future__ import annotations
