@@ -32,9 +32,9 @@ HERE = Path(__file__).resolve().parent
 BLOCK_NBYTES, GIB = 2 << 20, 1 << 30
 
 #: The modes of each peer that the trial found best, by what is measured; docs/performance.md has the trial.
-LMCACHE_CPU = "lmcache-fs-native-direct"
+LMCACHE_CPU = "lmcache-fs-native-direct-t8"
 LMCACHE_WALL = "lmcache-fs-native-direct-t8"
-MOONCAKE_CPU = "mooncake"
+MOONCAKE_CPU = "mooncake-uring"
 
 
 @dataclass(frozen=True, slots=True)
