@@ -224,7 +224,7 @@ def main() -> int:
     if given.pairs < MIN_PAIRS:
         parser.error(f"--pairs {given.pairs}: at least {MIN_PAIRS}, else there is no 95 % interval")
     if not given.peers_python.exists():
-        parser.error(f"--peers-python {given.peers_python}: not there; `make env-peers` makes it")
+        parser.error(f"--peers-python {given.peers_python}: not there; `make bench-compare` makes it")
     if not os.access("/proc/sys/vm/drop_caches", os.W_OK):
         parser.error("the page cache is dropped before each round, which needs root")
     # Not resolved: a virtual environment's python is a link, and finds its packages by its own place.

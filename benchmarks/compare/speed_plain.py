@@ -1,5 +1,5 @@
-"""Plain files beside which the sides of the speed comparison can be seen: one file, `pwrite` and `pread` of a block at a
-time, O_DIRECT, one thread. No index, no copy, no checksum.
+"""Plain files beside which the sides of the speed comparison can be seen: one file, a block at a time by `pwrite` and
+`pread`, O_DIRECT, one thread. No index, no copy, no checksum.
 """
 
 from __future__ import annotations
