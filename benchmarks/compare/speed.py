@@ -33,7 +33,7 @@ BLOCK_NBYTES, GIB = 2 << 20, 1 << 30
 
 #: The modes of each peer that the trial found best, by what is measured; docs/performance.md has the trial.
 LMCACHE_CPU = "lmcache-fs-native-direct-t8"
-LMCACHE_WALL = "lmcache-fs-native-direct-t8"
+LMCACHE_WALL = "lmcache-disk-direct-t8"
 MOONCAKE_CPU = "mooncake-uring"
 
 
