@@ -13,8 +13,10 @@ It syncs nothing: what "durable" takes is one syncfs behind the last write.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -50,12 +52,12 @@ class Mooncake:
         }
         port, other = _free_port(), _free_port()
         log = (folder / "master.log").open("w")
-        command = [Path(sys.executable).parent / "mooncake_master", f"--rpc_port={port}", f"--metrics_port={other}"]
+        master = Path(sys.executable).with_name("mooncake_master")  # becomes the server: same process
+        command = [str(master), f"--rpc_port={port}", f"--metrics_port={other}"]
         command += [f"--enable_offload={str(self._offload).lower()}", f"--default_kv_lease_ttl={_LEASE_MS}"]
-        self._master = subprocess.Popen(command, stdout=log, stderr=log)
-        # The command is a script that starts the master, or becomes it.
+        self._master = subprocess.Popen(command, stdout=log, stderr=log, preexec_fn=_end_with_parent)
+        self.helpers = [self._master.pid]
         time.sleep(2.0)
-        self.helpers = [self._master.pid, *_children(self._master.pid)]
         from mooncake.store import MooncakeDistributedStore
 
         self._client = MooncakeDistributedStore()
@@ -125,8 +127,7 @@ class Mooncake:
 
     def close(self) -> None:
         self._client.close()
-        for pid in reversed(self.helpers):
-            os.kill(pid, 15)
+        self._master.terminate()
         self._master.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -138,8 +139,8 @@ def _free_port() -> int:
         return port
 
 
-def _children(pid: int) -> list[int]:
-    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: also where this process is killed
 
 
 if __name__ == "__main__":
