@@ -382,6 +382,12 @@ class Ledger:
         if self.table.run[block] != NOWHERE:
             self._giving_up.tidy(block)
 
+    def end(self) -> None:
+        """DRAM goes: what it alone holds counts as dropped."""
+        table = self.table
+        alone = (table.state == DramState.READY) & (table.segment == NOWHERE) & (table.run != NOWHERE)
+        self._giving_up.dropped_blocks += int(np.count_nonzero(alone))
+
     @property
     def dropped_blocks(self) -> int:
         """Blocks that were given up though nobody asked for it."""

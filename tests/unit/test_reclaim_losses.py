@@ -1,4 +1,4 @@
-"""Segments that could not be read when the store was opened take room, and may not bring it to a standstill."""
+"""What making room costs: segments that could not be read at open, blocks that DRAM alone holds in the end."""
 
 from __future__ import annotations
 
@@ -77,3 +77,17 @@ def test_one_that_cannot_be_read_stays_while_there_is_other_room(tmp_path: Path)
     assert name in names(box)
     box.kill()
     assert kinds(box.get_now(kept)) == ["Hit"] * 6
+
+
+def test_what_dram_alone_holds_counts_as_dropped_when_the_store_is_closed(tmp_path: Path) -> None:
+    """Reclaim gives a copy up and leaves the block in DRAM, not to be written again: it goes with the process."""
+    box = Box(tmp_path / "store")
+    chain = chain_of(SMALL, [1, 2, 3])
+    box.put_now(chain)
+    assert box.store.flush(100.0)
+    ledger = box.store._core.ledger
+    ledger.spend(int(ledger.find(chain, 3)[2]))
+    old = box.store
+    assert old.stats().dropped_blocks == 0
+    assert box.reopen()
+    assert old.stats().dropped_blocks == 1
