@@ -118,7 +118,7 @@ class Bench:
 
     def copy(self) -> None:
         for index in range(self.blocks):
-            scatter_all([Copy(Want(self.transfer, index, 0), self.arena[index][4096:])], self.done([]))
+            scatter_all([Copy(Want(self.transfer, index, 0), self.arena[index], self.entry)], self.done([]))
 
     def copy_native(self) -> None:
         for index in range(self.blocks):
