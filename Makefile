@@ -62,7 +62,7 @@ test-integration: $(VENV)/.stamp-test $(VENV)/.stamp-engines $(VENV_OLDEST)/.sta
 	$(VENV_OLDEST)/bin/python -m pytest tests/integration $(PYTEST_ARGS)
 
 .PHONY: soak
-soak: $(VENV)/.stamp-test ## A long mixed load on a real store, with faults all the time (SOAK_S=600)
+soak: $(VENV)/.stamp-test native ## A long mixed load on a real store, with faults all the time (SOAK_S=600)
 	$(BIN)/python -m tests.soak --seconds $(SOAK_S) $(SOAK_ARGS)
 
 .PHONY: lint
@@ -92,7 +92,7 @@ bench-compare: $(VENV)/.stamp-test $(VENV_PEERS)/.stamp native ## Speed beside L
 	$(BIN)/python -m benchmarks.compare.speed --peers-python $(VENV_PEERS)/bin/python $(COMPARE_ARGS)
 
 .PHONY: bench-scale
-bench-scale: $(VENV)/.stamp-test ## What a store of a million blocks costs (SCALE_ARGS="--help" for options)
+bench-scale: $(VENV)/.stamp-test native ## What a store of a million blocks costs (SCALE_ARGS="--help" for options)
 	$(BIN)/python benchmarks/scale.py $(SCALE_ARGS)
 
 ##@ Data plane (C++)

@@ -29,8 +29,9 @@ from benchmarks.pairs import Row, Side
 
 from kvterrace import KVLayout
 from kvterrace.buffers import Bytes
-from kvterrace.clock import SystemClock
+from kvterrace.clock import ManualClock, SystemClock
 from kvterrace.io.base import IoEngine
+from kvterrace.io.fake import FakeDevice
 from kvterrace.keys import KeyChain, Namespace, chain_keys
 from kvterrace.store import Store
 from kvterrace.tiers.directory import StoreDirectory
@@ -52,6 +53,18 @@ SCATTERED = Row(
     "batch-scattered",
     0.95,
     what="the same of blocks of which no two are neighbours, so that each is read by itself",
+    unit="blocks/s",
+)
+
+#: 256 MiB in blocks of 256 KiB, in virtual time.
+FAKE_LAYOUT = KVLayout(layers=16, kv_heads=2, head_dim=64, dtype="float16", block_tokens=32)
+FAKE_BLOCKS = 1024
+
+FAKE_BATCH = Row(
+    "batch-fake",
+    0.95,
+    what="one get of 1024 blocks of 256 KiB, no two of them neighbours, from the fake device (virtual time: the "
+    "order of things alone, no program and no memory) of 1 ms and 32 places / 1024 / 32 x 1 ms",
     unit="blocks/s",
 )
 
@@ -123,13 +136,49 @@ def _batch(place: Path, chain: KeyChain, source: Bytes, requests: int = 0) -> It
     yield ours, lambda: _PARALLEL / _LATENCY_S
 
 
+@contextlib.contextmanager
+def fake_batch(folder: Path) -> Iterator[tuple[Side, Side]]:
+    """Blocks a second of virtual time."""
+    chains = tuple(chain_of(FAKE_BLOCKS, FAKE_LAYOUT, name) for name in ("bench", "other"))
+    source, target = noise_of(FAKE_BLOCKS * FAKE_LAYOUT.block_nbytes), memory_of(FAKE_BLOCKS * FAKE_LAYOUT.block_nbytes)
+    clock = ManualClock(1000.0)
+    drive = FakeDevice(clock, latency_s=_LATENCY_S, parallel=_PARALLEL, bytes_per_s=float("inf"))
+    store = Store(
+        dram_nbytes=dram_nbytes_for(2 * FAKE_BLOCKS, FAKE_LAYOUT),
+        ssd_nbytes=ssd_nbytes_for(4 * FAKE_BLOCKS * FAKE_LAYOUT.block_nbytes),
+        directory=StoreDirectory.open(folder, "main", created_unix_s=0.0),
+        engine=drive,
+        clock=clock,
+        background=False,
+    )
+    _fill_in_turn(store, chains, source)
+
+    def ours() -> float:
+        store._core.ledger.evict_idle()  # noqa: SLF001 - all has a copy on the drive
+        asked = store.stats().ssd_read_requests
+        began_s = clock.monotonic_s()
+        ends = store.wait(store.get(chains[0], target))
+        taken_s = clock.monotonic_s() - began_s
+        require_ends(ends, Hit(Tier.SSD))
+        assert store.stats().ssd_read_requests - asked == FAKE_BLOCKS, "reads were merged"
+        require_equal(target, source, "batched get")
+        return FAKE_BLOCKS / taken_s
+
+    with store:
+        yield ours, lambda: _PARALLEL / _LATENCY_S
+
+
 def _interleave(folder: Path, chains: tuple[KeyChain, ...], source: np.ndarray) -> None:
     layout, blocks = chains[0].namespace.layout, len(chains[0])
     with opened(folder, 2 * blocks, layout) as store:
-        for at, block in enumerate(source.reshape(blocks, layout.block_nbytes)):
-            for chain in chains:
-                require_ends(store.wait(store.put(chain, block, start=at, stop=at + 1)), Stored(Tier.DRAM))
-                assert store.flush(10.0)
+        _fill_in_turn(store, chains, source)
+
+
+def _fill_in_turn(store: Store, chains: tuple[KeyChain, ...], source: np.ndarray) -> None:
+    for at, block in enumerate(source.reshape(len(chains[0]), -1)):
+        for chain in chains:
+            require_ends(store.wait(store.put(chain, block, start=at, stop=at + 1)), Stored(Tier.DRAM))
+            assert store.flush(10.0)
 
 
 @contextlib.contextmanager
@@ -176,4 +225,4 @@ def demand_p99(_: Path) -> Iterator[tuple[Side, Side]]:
         yield lambda: side(beside=True), lambda: side(beside=False)
 
 
-BENCHES = [(BATCH, batch), (SCATTERED, scattered), (DEMAND_P99, demand_p99)]
+BENCHES = [(FAKE_BATCH, fake_batch), (BATCH, batch), (SCATTERED, scattered), (DEMAND_P99, demand_p99)]
