@@ -9,7 +9,7 @@ import numpy as np
 
 from kvterrace.errors import ConfigError
 
-__all__ = ["is_whole", "parse_nbytes", "require_flag", "require_seconds"]
+__all__ = ["is_whole", "parse_nbytes", "require_flag", "require_limit", "require_seconds"]
 
 # So few digits that no number of them is too much for `Fraction`.
 _SIZE = re.compile(r"\s*(\d{1,19}(?:\.\d{1,19})?)\s*(?:([KMGTP])(i?))?(B?)\s*", re.IGNORECASE | re.ASCII)
@@ -29,6 +29,16 @@ def require_seconds(value: object, name: str) -> float:
     if not number or not 0 <= value <= MOST_S:  # type: ignore[operator]  # NaN is neither
         raise ConfigError(f"{name}: give seconds, a number from 0 to {MOST_S:.0e}, not {value!r}")
     return float(value)  # type: ignore[arg-type]
+
+
+def require_limit(value: object, name: str) -> float:
+    """How long to wait, as what is left of some time: less than none is none, endless is `MOST_S`. Raises ConfigError:
+    not a number.
+    """
+    number = is_whole(value) or isinstance(value, (float, np.floating))
+    if number and value < 0:  # type: ignore[operator]
+        return 0.0
+    return MOST_S if number and value > MOST_S else require_seconds(value, name)  # type: ignore[operator]
 
 
 def require_flag(value: object, name: str) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 from kvterrace.arguments import require_chain, require_scores, require_sequence, require_span, require_transfer
 from kvterrace.buffers import BlockBuffers
 from kvterrace.clock import Clock
-from kvterrace.config import require_seconds
+from kvterrace.config import require_limit, require_seconds
 from kvterrace.engine import ending
 from kvterrace.engine.blocks import Ids
 from kvterrace.engine.counters import StoreStats
@@ -282,7 +282,7 @@ class Store:
         device hangs, in which case the memory it may still write to is leaked rather than freed. Closing twice does
         nothing; while another thread closes the store, it waits for that to end. In a forked process it does nothing.
         """
-        timeout_s = require_seconds(timeout_s, "timeout_s")
+        timeout_s = require_limit(timeout_s, "timeout_s")
         if os.getpid() != self._pid:
             return False
         me = threading.get_ident()
@@ -384,4 +384,4 @@ def _describe(directory: StoreDirectory, namespace: Namespace, _: IoResult) -> N
 
 
 def _limit(timeout_s: float | None) -> float | None:
-    return None if timeout_s is None else require_seconds(timeout_s, "timeout_s")
+    return None if timeout_s is None else require_limit(timeout_s, "timeout_s")

@@ -20,11 +20,15 @@ from kvterrace import (
     Namespace,
     Present,
     Store,
+    StoreClosedError,
     Stored,
     Tier,
     chain_keys,
     open_store,
 )
+from kvterrace.clock import SystemClock
+from kvterrace.io.fake import FakeDevice
+from kvterrace.tiers.directory import StoreDirectory
 
 CHAIN = chain_of(1, 4)
 BLOCKS = bytes_of(CHAIN)
@@ -39,6 +43,8 @@ NO_CHAINS = [None, 5, "chain", b"k" * 32, [b"k" * 32], list(CHAIN), Odd()]
 NO_NUMBERS = ["1", 1.0, True, b"1", [], Odd(), float("nan"), np.bool_(True), np.float64(1.0)]
 NO_BLOCKS = [-1, 5, 10**30, np.int64(-3)]
 NO_TIMES = ["x", "1", -1, -1e-9, 1e300, 10**400, float("nan"), float("inf"), True, b"1", [], Odd(), np.float32("nan")]
+#: What is left of some time may be less than none, or endless.
+NO_LIMITS = ["x", "1", float("nan"), True, b"1", [], Odd(), np.float32("nan")]
 NO_SEQUENCES = ["text", None, 5, bytearray(b"s"), memoryview(b"s"), [b"s"], Odd(), b"x" * 17]
 NO_SCORES = ["x", "1234", ["1"] * 4, [None] * 4, [1.0], [[1.0] * 4], [-1, 0, 0, 0], [float("nan")] * 4,
              [float("inf")] * 4, [1e39] * 4, [True] * 4, [1j] * 4, 7, Odd(), [[1], [1, 2]] * 2, [3e38] * 4]  # fmt: skip
@@ -100,11 +106,16 @@ CALLS: dict[str, tuple[list[Any], dict[str, Callable[[Store, Any], object]]]] = 
             "invalidate": lambda store, bad: store.invalidate(CHAIN, start=bad),
         },
     ),
-    "deadline_s|timeout_s": (
+    "deadline_s": (
         NO_TIMES,
         {
-            "get": lambda store, bad: store.get(CHAIN, out(), deadline_s=bad),
-            "put": lambda store, bad: store.put(CHAIN, BLOCKS, deadline_s=bad),
+            "get in time": lambda store, bad: store.get(CHAIN, out(), deadline_s=bad),
+            "put in time": lambda store, bad: store.put(CHAIN, BLOCKS, deadline_s=bad),
+        },
+    ),
+    "timeout_s": (
+        NO_LIMITS,
+        {
             "wait": lambda store, bad: store.wait(store.prefetch(CHAIN[:0]), bad),
             "flush": lambda store, bad: store.flush(bad),
             "close": lambda store, bad: store.close(bad),
@@ -248,3 +259,26 @@ def test_an_engine_that_is_not_there_makes_no_store(tmp_path: Path, monkeypatch:
 def test_keys_are_not_made_of_what_cannot_work(call: Callable[[], object], said: str) -> None:
     with pytest.raises(KVTerraceError, match=said):
         call()
+
+
+def test_what_is_left_of_some_time_may_be_less_than_none_or_endless(tmp_path: Path) -> None:
+    store = opened(tmp_path / "kv")
+    hanging = store.put(CHAIN, BLOCKS)
+    limits: list[Any] = [-1e-9, -1, float("-inf"), 0, np.float32(-1)]
+    for limit in limits:
+        assert len(store.wait(hanging, limit)) == 4
+    assert store.wait(hanging, float("inf")) == [Stored(Tier.DRAM)] * 4
+    assert store.flush(float("inf")) and store.flush(10**400)
+    store.close(-1.0)
+    with pytest.raises(StoreClosedError):
+        store.match(CHAIN)
+
+
+def test_segments_larger_than_the_format_has_are_refused(tmp_path: Path) -> None:
+    clock = SystemClock()
+    directory = StoreDirectory.open(tmp_path / "kv", "main", created_unix_s=0.0)
+    with pytest.raises(ConfigError, match="segment_nbytes"):
+        Store(
+            dram_nbytes=1 << 20, ssd_nbytes=1 << 40, directory=directory, engine=FakeDevice(clock), clock=clock,
+            segment_nbytes=(1 << 30) + 4096,
+        )  # fmt: skip

@@ -37,8 +37,11 @@ from kvterrace import (
     StoreUnusableError,
     open_store,
 )
+from kvterrace.engine import prefetching
 from kvterrace.engine.following import LOOK_S
 from kvterrace.format.checksum import crc32c
+from kvterrace.io.base import IoKind
+from kvterrace.io.faults import Hang
 
 # -- the drive is left as it is ----------------------------------------------------------------------------------------
 
@@ -384,3 +387,38 @@ def test_a_quarantine_log_that_has_not_changed_is_not_read_again(
             library.settle(reader)
         # once more than it has changed: two changes in one tick of the clock look as one
         assert opens.count(".log") == 2
+
+
+def test_prefetches_in_line_keep_the_file_of_their_segment_though_its_places_went_bad(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line moves on when a read has ended, and must find the file."""
+    monkeypatch.setattr(prefetching, "_AT_ONCE_NBYTES", 1)
+    box, chain = library.box, chain_by_path(SMALL, [1] * 11)
+    box.put_now(chain)
+    assert box.store.flush(100.0)
+    reader, medium = library.open_reader(dram_blocks=16), library.media[0]
+    device: Any = reader._core.volumes[0].engine
+    device.faults.add(Hang(), IoKind.READ)
+    prefetch = reader.prefetch(chain)
+    device.faults.clear()
+    core, volume = box.store._core, box.store._core.volumes[0]
+    table, blocks = core.ledger.table, core.ledger.find(chain).tolist()
+    last = int(table.segment[blocks[-1]])
+    for block in blocks:
+        if table.segment[block] == last:
+            place = int(table.page[block]) * 4096
+            volume.bad.went_wrong(
+                bytes(table.key[block]), volume.space.segments[last], volume.files.nonce(last), place, 8192
+            )
+    box.step()
+    box.rest()
+    library.settle(reader)
+    medium.unlink(volume.files.path(last))
+    library.settle(reader)
+    library.settle(reader)
+    assert device.release() == 1
+    for _ in range(20):
+        reader.wait(prefetch, 0.1)
+    assert reader._mover.fault is None
+    assert set(kinds(prefetch.outcomes)) <= {"Hit", "Miss"}

@@ -79,6 +79,79 @@ def test_one_that_cannot_be_read_stays_while_there_is_other_room(tmp_path: Path)
     assert kinds(box.get_now(kept)) == ["Hit"] * 6
 
 
+@pytest.mark.parametrize("road", ["to remember too much", "no room"])
+def test_of_those_that_could_not_be_read_the_older_goes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, road: str
+) -> None:
+    """The younger holds the tombstone of what is in the older, whose file cannot be removed for now."""
+    box = Box(tmp_path / "store", segments=16 if road == "to remember too much" else 6, dram_blocks=80)
+    dead = chain_of(SMALL, [1])
+    box.put_now(dead)
+    assert box.store.flush(100.0)
+    box.writer.seal_open()
+    box.rest()
+    for number in range(2, 5):
+        box.put_now(chain_of(SMALL, [number]))
+    box.store.invalidate(dead)
+    assert box.store.flush(100.0)
+    box.writer.seal_open()
+    box.rest()
+    older, younger = names(box)
+    box.faults.add(Fail(errno.EIO), IoKind.READ, when=lambda operation: operation.path.name in (older, younger))
+    box.kill()
+    box.faults.clear()
+    unlink, tried = box.device.unlink, []
+
+    def unlinking(path: Path) -> None:
+        if path.name == older:
+            tried.append(path)
+            raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
+        unlink(path)
+
+    monkeypatch.setattr(box.device, "unlink", unlinking)
+    pins = []
+    for number in range(100):
+        box.patience = 100_000
+        if road == "no room":
+            box.store.put(chain_of(SMALL, [200 + number]), bytearray(SMALL.layout.block_nbytes))
+            box.step(1.0)
+            pins.append(box.store.pin(chain_of(SMALL, [200 + number])))
+        else:
+            box.store.invalidate(chain_of(SMALL, [90_000 + number]))
+            box.step(1.0)
+    assert tried, "nothing was given up"
+    assert {older, younger} <= set(names(box))
+    monkeypatch.undo()
+    for pin in pins:
+        pin.release()
+    box.patience = 100_000
+    box.kill()
+    assert box.store.match(dead).blocks == 0 and kinds(box.get_now(dead)) == ["Miss"]
+    assert box.store._mover.fault is None
+
+
+def test_a_segment_of_another_store_is_never_removed(tmp_path: Path) -> None:
+    box = Box(tmp_path / "store", segments=6, dram_blocks=80)
+    other = Box(tmp_path / "other", segments=6)
+    other.put_now(chain_of(SMALL, [1]))
+    assert other.store.flush(100.0)
+    (theirs,) = (path for path in other.device.snapshot() if path.suffix == ".seg")
+    assert other.store.close(100.0)
+    files = box.store._core.volumes[0].files
+    strange = files.folder / "00000009.seg"
+    box.device._medium.names[strange] = other.device._medium.names[theirs]
+    box.kill()
+    (space,) = box.store._core.ledger.spaces
+    assert [one.number for one in space.in_state(SegmentState.STUCK)] == [9]
+    for number in range(100):  # until there is no room
+        box.patience = 100_000
+        box.store.put(chain_of(SMALL, [200 + number]), bytearray(SMALL.layout.block_nbytes))
+        box.step(1.0)
+        box.store.pin(chain_of(SMALL, [200 + number]))
+    assert box.store.stats().dirty_nbytes
+    assert strange in box.device.snapshot()
+
+
 def test_what_dram_alone_holds_counts_as_dropped_when_the_store_is_closed(tmp_path: Path) -> None:
     """Reclaim gives a copy up and leaves the block in DRAM, not to be written again: it goes with the process."""
     box = Box(tmp_path / "store")

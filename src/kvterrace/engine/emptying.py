@@ -49,7 +49,7 @@ class Emptying:
         self._missing = missing
         self._files = volume.files
         self._space = volume.space
-        self._unread = {one.number for one in volume.space.in_state(SegmentState.STUCK)}
+        self._forgetting = False  # what could not be read is given up
         self._going: list[int] = []  # in rising order
         self._oldest: int | None = None  # put-sequence number of the oldest invalidation that is not remembered
         #: Whether it gets nowhere for now: a file cannot be removed, or something hangs.
@@ -78,9 +78,12 @@ class Emptying:
         if self._still_s >= _STILL_S:
             self._still_s = 0.0
             self._begin()
-        if self._unread and now_s - self._looked_s >= _LOOK_S:
+        if self._maker.unread and now_s - self._looked_s >= _LOOK_S:
             self._looked_s = now_s
-            self._look()
+            nbytes = sum(map(tombstones_nbytes, self._space.segments.values()))
+            self._forgetting = nbytes > _KEPT_SHARE * self._space.cap_nbytes
+        if self._forgetting:
+            self._maker.give_up_unread("what may be dead in it takes more than an eighth of the capacity to remember")
         self._go_on(now_s)
 
     def _begin(self) -> None:
@@ -90,8 +93,8 @@ class Emptying:
             self._files.folder,
             MOST_OWED,
         )
-        made = (one.number for one in self._space.segments.values() if one.state is not SegmentState.CREATING)
-        self._going = sorted({*self._going, *made})
+        made = {one.number for one in self._space.segments.values() if one.state is not SegmentState.CREATING}
+        self._going = sorted({*self._going, *made} - self._files.foreign)
         oldest = self._tombstones.drop()
         self._oldest = oldest if self._oldest is None else min(oldest, self._oldest)
 
@@ -105,24 +108,7 @@ class Emptying:
         if segment.number != self._first[0]:
             self._first = segment.number, now_s
         self.is_stuck = now_s - self._first[1] >= _STUCK_S
-        if segment.number in self._unread:
-            self._remove_unread(segment.number)
+        if segment.number in self._maker.unread:
+            self._maker.give_up_unread("the drive takes no writes")
         elif self._missing.can_give_up(segment):
             self._missing.give_up(segment)
-
-    def _look(self) -> None:
-        segments = self._space.segments
-        self._unread.intersection_update(segments)
-        if not self._unread or sum(map(tombstones_nbytes, segments.values())) <= _KEPT_SHARE * self._space.cap_nbytes:
-            return
-        for number in sorted(self._unread):
-            _log.warning(
-                "%s could not be read when the store was opened, and is removed: what may be dead in it takes more "
-                "than an eighth of the capacity to remember",
-                self._files.path(number),
-            )
-            self._remove_unread(number)
-
-    def _remove_unread(self, number: int) -> None:
-        self._unread.discard(number)
-        self._maker.remove(self._space.segments[number])

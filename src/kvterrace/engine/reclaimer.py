@@ -114,11 +114,11 @@ class Reclaimer:
         if now_s - self._asked_s > _ASKED_S:
             self._in_vain_s = now_s
         self._asked_s = now_s
-        in_vain = now_s - self._in_vain_s >= _IN_VAIN_S and self._volume.gate.is_open
-        if in_vain and self._maker.give_up_unreadable():
-            self._in_vain_s = now_s
         if self._reclaiming is not None:
             return
+        if now_s - self._in_vain_s >= _IN_VAIN_S and self._volume.gate.is_open:
+            self._in_vain_s = now_s
+            self._maker.give_up_unread("nothing else makes room")
         if self._maker.sealing or self._space.in_state(SegmentState.SEALING):
             return
         if now_s < self._reclaim_again_s:
@@ -324,8 +324,7 @@ class Reclaimer:
 
     def _kills_stuck_alone(self, segment: Segment) -> bool:
         """Whether what its tombstones kill can only be in segments that cannot be read. These keep their share of the
-        capacity until the store is opened anew; where nothing else is older, and nothing is left to write to, all would
-        stand still. The tombstones are owed meanwhile: a crash before they are written again could bring back what is
+        capacity for a while; where nothing else is older, and nothing is left to write to, all would stand still. The tombstones are owed meanwhile: a crash before they are written again could bring back what is
         in such a segment, if that can be read then.
         """
         older = (one for number, one in self._space.segments.items() if number < segment.number)

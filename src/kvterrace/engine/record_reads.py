@@ -58,7 +58,13 @@ class RecordReads:
         for volume, held_back in zip(self._core.volumes, self._held_back, strict=True):
             held_back.add([one for one in landings if one.volume is volume])
         for held_back in self._held_back:
-            self.send(held_back.due(), IoClass.PREFETCH, outbox)
+            self._send_due(held_back, outbox)
+
+    def _send_due(self, held_back: HeldBack, outbox: Outbox) -> None:
+        due = held_back.due()
+        self.send(due[:], IoClass.PREFETCH, outbox)
+        for one in due:
+            one.segment.readers -= 1
 
     def promote(self, block: int) -> None:
         """Somebody waits for a block whose read was held back: it goes now."""
@@ -67,6 +73,7 @@ class RecordReads:
             one = held_back.take(block)
             if one is not None:
                 self.send([one], IoClass.DEMAND, outbox)
+                one.segment.readers -= 1
         outbox.send()
 
     def send(
@@ -145,7 +152,7 @@ class RecordReads:
                     self._read([one], io_class, outbox)
                     continue
                 self._landed(one, lost=is_lost(one, result.error))
-            self.send(held_back.due(), IoClass.PREFETCH, outbox)
+            self._send_due(held_back, outbox)
             outbox.send()
 
         return on_result

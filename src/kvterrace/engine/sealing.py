@@ -38,8 +38,10 @@ class SegmentMaker:
         self._ends: dict[int, int] = {}  # of those, what their file is cut to
         self._steps: set[int] = set()  # segments of which a step is under way
         self._removing = 0
-        self._let_go: set[int] = set()  # segments whose file is to go
-        self._to_remove: list[int] = []  # of those, to be tried again: STUCK. Those found so at open are not among them
+        self._to_remove: list[int] = []  # to be tried again: STUCK. Those found so at open are not among them
+        #: Segments that could not be read at open, and are still here.
+        self.unread = {one.number for one in self._space.in_state(SegmentState.STUCK)} - self._files.foreign
+        self._leaving: int | None = None  # the last of these that was given up
         self._remove_again_s = float("-inf")
         #: Segments that are not to be sealed: their records are not what a footer would say.
         self.not_sealed: set[int] = set()
@@ -195,29 +197,29 @@ class SegmentMaker:
         self._syncing.forget(number)
         self._unlink(segment)
 
-    def give_up_unreadable(self) -> bool:
-        """Remove the oldest segment that could not be read at open, so that its room can be used; whether there is one.
-        Its blocks, and its invalidations, are lost to this process anyway, and from now on for good.
+    def give_up_unread(self, why: str) -> None:
+        """Remove the oldest segment that could not be read at open, if there is one. Its blocks, and its invalidations,
+        are lost to this process anyway; now they are for good.
+
+        One after the other, and each durably before the next: a younger one may hold the tombstones of what is in an
+        older, which nobody knows.
         """
-        for segment in self._space.in_state(SegmentState.STUCK):
-            if segment.number not in self._let_go:
-                _log.warning(
-                    "%s could not be read at open, and is removed to make room", self._files.path(segment.number)
-                )
-                segment.state = SegmentState.RECLAIMING
-                self._unlink(segment)
-                return True
-        return False
+        if not self.unread or self._leaving in self._space.segments:
+            return
+        number = self._leaving = min(self.unread)
+        self.unread.discard(number)
+        _log.warning(
+            "%s could not be read when the store was opened, and is removed: %s", self._files.path(number), why
+        )
+        self.remove(self._space.segments[number])
 
     def _unlink(self, segment: Segment) -> None:
         number = segment.number
         self._removing += 1
-        self._let_go.add(number)
 
         def on_removed(result: IoResult) -> None:
             self._removing -= 1
             if result.crash is None:
-                self._let_go.discard(number)
                 self._space.remove(segment)
                 return
             if not self._to_remove:

@@ -15,7 +15,9 @@ from kvterrace.engine.rebuild import rebuild
 from kvterrace.engine.shared_ledger import SharedLedger
 from kvterrace.engine.space import segment_nbytes_for
 from kvterrace.engine.volume import make_volumes
+from kvterrace.errors import ConfigError
 from kvterrace.format.record import PAGE_NBYTES
+from kvterrace.format.segment import MAX_SEGMENT_NBYTES
 from kvterrace.io.base import IoEngine, RegistersMemory
 from kvterrace.tiers.directory import StoreDirectory
 from kvterrace.tiers.memory import Arena
@@ -38,10 +40,13 @@ def lead(
 
     Raises:
         StoreUnusableError: or one of its kinds: a drive cannot be read.
+        ConfigError: segments larger than the format has.
     """
     cap_nbytes = ssd_nbytes // max(1, len(drives))
     if segment_nbytes is None:
         segment_nbytes = segment_nbytes_for(cap_nbytes)
+    if segment_nbytes > MAX_SEGMENT_NBYTES:
+        raise ConfigError(f"segment_nbytes: no segment may be larger than {MAX_SEGMENT_NBYTES} B, not {segment_nbytes}")
     volumes = make_volumes(drives, cap_nbytes, segment_nbytes // PAGE_NBYTES * PAGE_NBYTES, clock)
     ledger = Ledger(dram_nbytes, [volume.space for volume in volumes], writes=writes)
     core = Core(ledger, Arena(dram_nbytes), engine, volumes, clock)

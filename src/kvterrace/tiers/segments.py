@@ -111,6 +111,8 @@ class SegmentFiles:
         self._nonces: dict[int, bytes] = {}
         self.footers: dict[int, FooterBuilder] = {}
         self._recovered: dict[int, Footer] = {}
+        #: Segments that are another store's, or were renamed: never used, and never removed.
+        self.foreign: set[int] = set()
         #: What the partition's files that are no segments take of the drive, as `recover` found them.
         self.other_nbytes = 0
 
@@ -296,6 +298,7 @@ class SegmentFiles:
             case SegmentContents():
                 if contents.header.store_uuid != self.store_uuid or contents.header.segment_id != number - self._base:
                     _log.warning("segment %s belongs to another store or has been renamed; it is not used", path)
+                    self.foreign.add(number)
                 else:
                     for problem in contents.problems:
                         _log.info("segment %s: %s", path, problem)
