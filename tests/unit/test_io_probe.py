@@ -7,17 +7,32 @@ import importlib.util
 import os
 import subprocess
 import sys
+import sysconfig
 import textwrap
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
+import kvterrace
 from kvterrace.errors import ConfigError
 from kvterrace.io import PosixEngine, probe
 
 NATIVE = importlib.util.find_spec("kvterrace._native") is not None
 needs_native = pytest.mark.skipif(not NATIVE, reason="the extension module is not built: make native")
 
+_STORE = """
+    import sys
+    import numpy as np
+    from kvterrace import KVLayout, Namespace, chain_keys, open_store
+    layout = KVLayout(layers=1, kv_heads=1, head_dim=64, dtype="float32", block_tokens=64)
+    chain = chain_keys(Namespace("m", layout), range(64))
+    data = np.random.default_rng(1).integers(0, 256, (1, layout.block_nbytes), np.uint8)
+    with open_store(sys.argv[1], dram_bytes="4MiB", ssd_bytes="64MiB", sigterm_flush=False) as store:
+        store.wait(store.put(chain, data))
+        out = np.zeros_like(data)
+        print(store.stats().drives[0].engine, store.wait(store.get(chain, out)), int((out == data).all()))
+"""
 #: Makes io_uring_setup (425 on every architecture but alpha) fail, as container runtimes do.
 FILTER = """
     import ctypes, struct
@@ -76,6 +91,25 @@ def test_without_the_extension_the_engine_of_python_serves() -> None:
     name, kind, degraded, reason = run(hide + textwrap.dedent(USE)).split("|")
     assert (name, kind, degraded) == ("posix", "PosixEngine", "True")
     assert "apt install g++" in reason
+
+
+def test_an_extension_that_does_not_load_is_as_one_that_is_not_there(tmp_path: Path) -> None:
+    """Built for another machine, or cut short. The rest of the package is used as it is."""
+    package = Path(kvterrace.__file__).parent
+    copy = tmp_path / "kvterrace"
+    copy.mkdir()
+    for path in package.iterdir():
+        if not path.name.startswith("_native"):
+            (copy / path.name).symlink_to(path)
+    (copy / f"_native{sysconfig.get_config_var('EXT_SUFFIX')}").write_bytes(b"no library")
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(_STORE), str(tmp_path / "kv")],
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "KVTERRACE_NATIVE": "auto"},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert "posix [Hit(tier=<Tier.DRAM: 1>)] 1" in ended.stdout
+    assert "extension module" in ended.stderr
 
 
 @pytest.mark.parametrize(

@@ -324,8 +324,9 @@ class Reclaimer:
 
     def _kills_stuck_alone(self, segment: Segment) -> bool:
         """Whether what its tombstones kill can only be in segments that cannot be read. These keep their share of the
-        capacity for a while; where nothing else is older, and nothing is left to write to, all would stand still. The tombstones are owed meanwhile: a crash before they are written again could bring back what is
-        in such a segment, if that can be read then.
+        capacity for a while; where nothing else is older, and nothing is left to write to, all would stand still. The
+        tombstones are owed meanwhile: a crash before they are written again could bring back what is in such a segment,
+        if that can be read then.
         """
         older = (one for number, one in self._space.segments.items() if number < segment.number)
         return all(one.state is SegmentState.STUCK for one in older)
