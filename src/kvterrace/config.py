@@ -19,8 +19,8 @@ _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
 
 
 def is_whole(value: object) -> TypeGuard[int | np.integer[Any]]:
-    """Whether this is a whole number, of Python or NumPy; True and False are none."""
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    """Whether this is a whole number, of Python or NumPy; True and False are none, nor is a length of time."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.timedelta64))
 
 
 def require_seconds(value: object, name: str) -> float:

@@ -278,9 +278,10 @@ class Store:
         about `timeout_s`.
 
         Returns whether all was written and ended; False means that recent blocks were lost (never that wrong ones
-        stay), or that a
-        device hangs, in which case the memory it may still write to is leaked rather than freed. Closing twice does
-        nothing; while another thread closes the store, it waits for that to end. In a forked process it does nothing.
+        stay), or that a device hangs, in which case the memory it may still write to is leaked rather than freed, and
+        the partition stays locked; closing once more gives it back if the device has answered by then. Else closing
+        twice does nothing; while another thread closes the store, it waits for that. In a forked process it does
+        nothing.
         """
         timeout_s = require_limit(timeout_s, "timeout_s")
         if os.getpid() != self._pid:
@@ -293,16 +294,23 @@ class Store:
         if not first:
             if self._closer != me:
                 self._rest.wait(timeout_s)
+            if self._rest.is_set():
+                self._give_back()
             return self._fine
         try:
-            self._fine, resting = ending.settle(self._mover, self._driver, timeout_s)
-            for directory, engine in self._drives:
-                if any(one is engine for one in resting):  # else a write that hangs could still land: it stays locked
-                    directory.close()
+            self._fine = ending.settle(self._mover, self._driver, timeout_s)
+            self._give_back()
             closed(self)
         finally:
             self._rest.set()
         return self._fine
+
+    def _give_back(self) -> None:
+        """Unlock what nothing can reach any more; a write that hangs could still land, so its drive stays locked."""
+        for directory, engine in self._drives:
+            engine.poll(0.0)  # results that came too late for anybody
+            if not engine.in_flight:
+                directory.close()
 
     def __enter__(self) -> Self:
         return self

@@ -152,6 +152,34 @@ def test_a_segment_of_another_store_is_never_removed(tmp_path: Path) -> None:
     assert strange in box.device.snapshot()
 
 
+def test_tombstones_in_flight_when_reclaim_moves_them_once_more_need_not_be_written_again(tmp_path: Path) -> None:
+    """Called off and begun anew, reclaim found them at the head of the line for ever: it did not end, nor give up."""
+    box = Box(tmp_path / "store", segments=6)
+    chains = [chain_of(SMALL, [number]) for number in range(4)]
+    for chain in chains:
+        box.put_now(chain)
+        box.store.invalidate(chain)
+    assert box.store.flush(100.0)
+    writer = box.writer
+    writer.seal_open()
+    box.rest()
+    (segment,) = (one for one in box.store._core.ledger.spaces[0].segments.values() if one.tombstones)
+    box.put_now(chain_of(SMALL, [9]))  # a segment to write to
+    assert box.store.flush(100.0)
+    tombstones = writer._tombstones
+    tombstones.move(segment)
+    tombstones.write()
+    assert tombstones.writes == 1 and not tombstones.moved
+    tombstones.move_no_more()
+    tombstones.move(segment)
+    box.step(1.0)
+    box.rest()
+    assert tombstones.moved and not tombstones.wait
+    others = (one for one in box.store._core.ledger.spaces[0].segments.values() if one is not segment)
+    assert {tombstone for one in others for tombstone in one.tombstones} == set(segment.tombstones)
+    assert len(segment.tombstones) == 4
+
+
 def test_what_dram_alone_holds_counts_as_dropped_when_the_store_is_closed(tmp_path: Path) -> None:
     """Reclaim gives a copy up and leaves the block in DRAM, not to be written again: it goes with the process."""
     box = Box(tmp_path / "store")

@@ -144,7 +144,11 @@ class Tombstones:
                 self._files.footers[segment.number].add(header, offset, keys)
                 segment.tombstones.extend(some)
                 self.written += 1
-                self._moving.difference_update(some)
+                moved = self._moving.intersection(some)
+                if moved:
+                    self._moving -= moved
+                    # in flight when `move` was told of them: they need not be written once more
+                    self._waiting = [one for one in self._waiting if one not in moved]
                 self._on_written(segment)
             else:
                 again = [one for one in some if one in self._moving]

@@ -10,7 +10,15 @@ import numpy as np
 
 from kvterrace.format.record import PAGE_NBYTES, RecordHeader, RecordKind
 from kvterrace.format.recovery import SegmentContents, SegmentState
-from kvterrace.format.segment import RECORDS_AT, BadSegment, Footer, FooterBuilder, NewerFormat, SegmentHeader
+from kvterrace.format.segment import (
+    MAX_SEGMENT_NBYTES,
+    RECORDS_AT,
+    BadSegment,
+    Footer,
+    FooterBuilder,
+    NewerFormat,
+    SegmentHeader,
+)
 from kvterrace.observe.folder import SegmentFile, StoreFolder
 from kvterrace.observe.medium import MediumFile
 from kvterrace.observe.quarantined import read_quarantine
@@ -105,6 +113,9 @@ def _look(one: FoundSegment, reader: SegmentReader, store_uuid: bytes | None) ->
     match header:
         case NewerFormat(version):
             one.unknown_why = f"written in segment format {version}: upgrade kvterrace to purge it"
+            return
+        case _ if nbytes > MAX_SEGMENT_NBYTES:
+            one.unknown_why = f"larger than any segment ({MAX_SEGMENT_NBYTES} B), so that it is none: remove it"
             return
         case BadSegment(reason):
             if reader.medium.fault[0]:

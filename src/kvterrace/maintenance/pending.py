@@ -24,6 +24,8 @@ from kvterrace.observe.folder import PENDING_NAME
 __all__ = ["read_pending", "remove_pending", "write_pending"]
 
 _HEAD = b"kvterrace purge 1\n"
+#: No longer list is read: 16 million blocks.
+_MOST_NBYTES = 2 << 30
 _LINE = re.compile(rb"[0-9a-f]{128}")
 
 
@@ -40,7 +42,8 @@ def read_pending(root: Path) -> set[bytes]:
         return set()
     try:
         data = b""
-        if stat.S_ISREG(os.fstat(fd).st_mode):  # a file object cannot be had of a folder
+        info = os.fstat(fd)
+        if stat.S_ISREG(info.st_mode) and info.st_size <= _MOST_NBYTES:  # a file object cannot be had of a folder
             with os.fdopen(fd, "rb", closefd=False) as file:
                 data = file.read()
     finally:

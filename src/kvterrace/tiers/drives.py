@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvterrace.errors import ConfigError, NotAStoreError, StoreLockedError, StoreUnusableError
-from kvterrace.tiers.directory import StoreDirectory, lock_partition, make_root
+from kvterrace.tiers.directory import PartitionLock, StoreDirectory, make_root
 from kvterrace.tiers.marker import (
     DriveRecord,
     Marker,
@@ -308,7 +308,7 @@ def _other_partitions_locked(root: Path, partition: str) -> Iterator[None]:
     with contextlib.ExitStack() as held, _named(root):
         for folder in _partitions(root):
             if folder.name != partition:
-                held.callback(os.close, lock_partition(folder / "lock"))
+                held.callback(PartitionLock(folder).release)
         yield
 
 
