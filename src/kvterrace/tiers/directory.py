@@ -191,7 +191,7 @@ class PartitionLock:
         if holder == f"pid {os.getpid()}":
             return StoreLockedError(
                 f"{partition} is held by a store of this process ({holder}): close it; if that has timed out, its drive"
-                " had not answered yet, and closing it once more, when the drive answers again, gives the partition back"
+                " had not answered: closing it once more, when the drive answers again, gives the partition back"
             )
         return StoreLockedError(
             f"{partition} is being written by another process ({holder or 'unknown'}); close it, or give this one "
