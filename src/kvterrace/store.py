@@ -295,21 +295,22 @@ class Store:
             if self._closer != me:
                 self._rest.wait(timeout_s)
             if self._rest.is_set():
-                self._give_back()
+                for engine in self._core.engines:
+                    engine.poll(0.0)  # results that came too late for anybody
+                self._give_back([engine for engine in self._core.engines if not engine.in_flight])
             return self._fine
         try:
-            self._fine = ending.settle(self._mover, self._driver, timeout_s)
-            self._give_back()
+            self._fine, resting = ending.settle(self._mover, self._driver, timeout_s)
+            self._give_back(resting)
             closed(self)
         finally:
             self._rest.set()
         return self._fine
 
-    def _give_back(self) -> None:
+    def _give_back(self, resting: list[IoEngine]) -> None:
         """Unlock what nothing can reach any more; a write that hangs could still land, so its drive stays locked."""
         for directory, engine in self._drives:
-            engine.poll(0.0)  # results that came too late for anybody
-            if not engine.in_flight:
+            if any(one is engine for one in resting):
                 directory.close()
 
     def __enter__(self) -> Self:

@@ -7,6 +7,7 @@ import logging
 from kvterrace.engine.driver import Driver
 from kvterrace.engine.mover import Mover
 from kvterrace.engine.transfers import TransferKind
+from kvterrace.io.base import IoEngine
 
 __all__ = ["flush", "settle"]
 
@@ -66,10 +67,10 @@ def _sync(mover: Mover, driver: Driver, timeout_s: float | None) -> bool:
     return driver.wait_for(lambda: len(ended) == wanted, timeout_s) and all(ended)
 
 
-def settle(mover: Mover, driver: Driver, timeout_s: float) -> bool:
+def settle(mover: Mover, driver: Driver, timeout_s: float) -> tuple[bool, list[IoEngine]]:
     """End transfers, write what is left, seal, stop the driver, within about `timeout_s`.
 
-    Returns whether all was written and ended. What an engine still has in flight may reach its drive later.
+    Returns whether all was written and ended, and the engines at rest: nothing can reach their drives any more.
     Callers' memory is not touched after this returns, unless a copy into it hangs.
     """
     core, writers = mover.core, mover.writers
@@ -107,6 +108,6 @@ def settle(mover: Mover, driver: Driver, timeout_s: float) -> bool:
     for engine in core.engines:
         engine.poll(0.0)  # results that came too late for anybody
     if not ended:
-        return False
+        return False, [engine for engine in core.engines if not engine.in_flight]
     core.arena.close()
-    return fine and mover.fault is None
+    return fine and mover.fault is None, core.engines
