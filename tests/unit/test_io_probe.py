@@ -141,6 +141,7 @@ def test_what_may_pass_is_not_remembered(monkeypatch: pytest.MonkeyPatch, number
         def close(self, _: float) -> bool:
             return True
 
+    monkeypatch.setattr(probe, "why_not_native", lambda: None)
     monkeypatch.setattr(native, "UringEngine", Ring)
     probe._refusal.cache_clear()
     try:
