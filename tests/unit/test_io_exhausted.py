@@ -158,11 +158,11 @@ _LAST_USER = {
     """,
     "native-posix": """
         file = engine.create(path, 256 * PAGE)
-        engine.submit([IoRequest(IoKind.READ, IoClass.DEMAND, file, 0, [buffer]) for _ in range(500)])
-        while engine._core.unfinished == 500:
+        engine.submit([IoRequest(IoKind.READ, IoClass.DEMAND, file, 0, [buffer]) for _ in range(3000)])
+        while engine._core.unfinished == 3000:
             time.sleep(0.001)
         engine.close_file(file)
-        drain(engine, 500)
+        drain(engine, 3000)
     """,
 }
 

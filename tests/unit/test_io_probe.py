@@ -173,6 +173,7 @@ def test_an_engine_that_cannot_be_made_makes_room_for_the_next_and_says_so(monke
 @needs_native
 def test_an_engine_that_was_asked_for_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(probe.VARIABLE, "native-posix")
+    monkeypatch.setattr(probe, "why_not_native", lambda: None)
     monkeypatch.setattr(probe, "_maker", lambda _: _raising(errno.EMFILE))
     with pytest.raises(OSError, match="native-posix: the process has no descriptor left") as raised:
         probe.best_engine()
