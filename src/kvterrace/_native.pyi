@@ -54,7 +54,10 @@ class Core:
     """An engine without Python objects. Thread-safe; no call blocks, waiting is done on the eventfds."""
 
     def __init__(self, kind: str, depth: int, serial: bool) -> None:
-        """`kind` is uring, posix or manual. Raises OSError where the kernel refuses."""
+        """`kind` is uring, posix, or, for tests, manual (bounds as uring) or manual-posix (as posix).
+
+        Raises OSError where the kernel refuses, or has no descriptor or thread left.
+        """
     def submit(self, ops: Sequence[_Op], /) -> bool:
         """False after `close`."""
     def take(self) -> tuple[list[Row], bool]:
@@ -63,7 +66,10 @@ class Core:
     def job_done(self, number: int, /) -> None: ...
     def wake(self) -> None: ...
     def close(self) -> None: ...
-    def end(self) -> bool: ...
+    def end(self) -> bool:
+        """After `close`: have the threads end. False while something is unfinished; then nothing more of it starts."""
+    def join(self) -> None:
+        """After `end` returned True. Short once `gone_fd` is readable."""
     def release_fds(self) -> None: ...
     def jobs_fd(self, pool: int, /) -> int: ...
     def register_memory(self, buffer: object, fd: int, /) -> None:
@@ -72,6 +78,9 @@ class Core:
     def ready_fd(self) -> int: ...
     @property
     def quiet_fd(self) -> int: ...
+    @property
+    def gone_fd(self) -> int:
+        """Readable once all native threads have ended, after `end` returned True."""
     @property
     def bell_fd(self) -> int: ...
     @property

@@ -350,6 +350,23 @@ def test_calls_that_block_hold_up_nothing_else(kind: str, tmp_path: Path) -> Non
     assert engine.close(10.0)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_calls_that_block_run_beside_each_other(kind: str) -> None:
+    """Four each wait for the other three."""
+    engine = make(kind)
+    met = threading.Barrier(4)
+
+    def meet(_: IoResult) -> int:
+        return met.wait(10.0)
+
+    classes = [IoClass.DEMOTION, IoClass.DEMOTION, IoClass.SCRUB, IoClass.SCRUB]
+    engine.submit([IoRequest(IoKind.CALL, io_class, finish=meet) for io_class in classes])
+    results = drain(engine, 4)
+    assert [result.crash for result in results] == [None] * 4
+    assert {result.value for result in results} == {0, 1, 2, 3}
+    assert engine.close(10.0)
+
+
 def test_hooks_run_without_a_python_thread(engine: NativeEngine, tmp_path: Path) -> None:
     file = engine.create(tmp_path / "a", PAGE)
     read, call, refused = (_native.Recorder() for _ in range(3))
@@ -377,6 +394,33 @@ def test_hooks_serve_any_engine(tmp_path: Path) -> None:
     assert [result.crash for result in drain(engine, 2)] == [None, None]
     assert [(one.runs, one.nbytes, one.error) for one in hooks] == [(1, PAGE, 0), (1, 0, errno.EINVAL)]
     assert engine.close(10.0)
+
+
+class UnnumberedError(OSError):
+    """An error that lacks a number."""
+
+
+@pytest.mark.parametrize("make_hook", [_native.Recorder, lambda: _native.ReadHook([])])
+@pytest.mark.parametrize(
+    ("error", "expired", "number"),
+    [
+        (None, False, 0),
+        (OSError(errno.ENOSPC, "full"), False, errno.ENOSPC),
+        (OSError(errno.EIO, "late"), True, errno.ECANCELED),
+        (None, True, errno.ECANCELED),
+        (UnnumberedError("?"), False, errno.EIO),
+        (OSError(0, "nought"), False, errno.EIO),
+    ],
+)
+def test_every_hook_takes_a_result_the_same_way(
+    make_hook: Callable[[], _native.Hook], error: OSError | None, number: int, *, expired: bool
+) -> None:
+    """Called by an engine of Python. What came of a read of no records cannot be seen: there it must not raise."""
+    result = IoResult(IoRequest(IoKind.CALL, IoClass.DEMAND), PAGE, error, expired=expired)
+    hook = make_hook()
+    assert hook(result) is None  # type: ignore[func-returns-value]
+    if isinstance(hook, _native.Recorder):
+        assert (hook.runs, hook.nbytes, hook.error) == (1, PAGE, number)
 
 
 @pytest.mark.parametrize("kind", KINDS)

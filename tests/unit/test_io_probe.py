@@ -9,14 +9,15 @@ import subprocess
 import sys
 import sysconfig
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 import kvterrace
 from kvterrace.errors import ConfigError
-from kvterrace.io import PosixEngine, probe
+from kvterrace.io import IoEngine, PosixEngine, probe
 
 NATIVE = importlib.util.find_spec("kvterrace._native") is not None
 needs_native = pytest.mark.skipif(not NATIVE, reason="the extension module is not built: make native")
@@ -157,6 +158,67 @@ def test_the_best_that_works(monkeypatch: pytest.MonkeyPatch, native: str | None
     choice = probe.choose()
     assert (choice.name, choice.degraded) == (name, name == "posix")
     assert choice.reason == (native or uring or "io_uring works here")
+
+
+@needs_native
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN])
+def test_what_may_pass_is_not_remembered(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    from kvterrace.io import native
+
+    class Ring:
+        answers: ClassVar[list[int]] = [number, 0]
+
+        def __init__(self, *_: object, **__: object) -> None:
+            if (code := self.answers.pop(0)) != 0:
+                raise OSError(code, "for now")
+
+        def close(self, _: float) -> bool:
+            return True
+
+    monkeypatch.setattr(probe, "why_not_native", lambda: None)
+    monkeypatch.setattr(native, "UringEngine", Ring)
+    probe._refusal.cache_clear()
+    try:
+        assert (probe.why_not_uring() or "").startswith(f"io_uring: {probe._REASONS[number]} (for now)")
+        assert [probe.why_not_uring(), probe.why_not_uring()] == [None, None]  # the second without asking
+    finally:
+        probe._refusal.cache_clear()
+
+
+def test_an_engine_that_cannot_be_made_makes_room_for_the_next_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(probe.VARIABLE, raising=False)
+    monkeypatch.setattr(probe, "why_not_native", lambda: None)
+    monkeypatch.setattr(probe, "why_not_uring", lambda: None)
+    broken = {"uring": errno.EMFILE, "native-posix": errno.EAGAIN}
+    makers = {kind: _raising(number) for kind, number in broken.items()} | {
+        "posix": lambda name: PosixEngine(name=name)
+    }
+    monkeypatch.setattr(probe, "_maker", lambda kind: makers[kind])
+    engine, choice = probe.best_engine()
+    assert (engine.name, choice.name, choice.degraded) == ("posix", "posix", True)
+    assert choice.reason.startswith("native-posix: no more threads can be started")
+    assert engine.close(10.0)
+    makers["posix"] = _raising(errno.EAGAIN)
+    with pytest.raises(OSError, match="posix: no more threads can be started, see RLIMIT_NPROC") as raised:
+        probe.best_engine()
+    assert raised.value.errno == errno.EAGAIN
+
+
+@needs_native
+def test_an_engine_that_was_asked_for_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(probe.VARIABLE, "native-posix")
+    monkeypatch.setattr(probe, "why_not_native", lambda: None)
+    monkeypatch.setattr(probe, "_maker", lambda _: _raising(errno.EMFILE))
+    with pytest.raises(OSError, match="native-posix: the process has no descriptor left") as raised:
+        probe.best_engine()
+    assert raised.value.errno == errno.EMFILE
+
+
+def _raising(number: int) -> Callable[[str], IoEngine]:
+    def make(_: str) -> IoEngine:
+        raise OSError(number, os.strerror(number))
+
+    return make
 
 
 def test_the_slow_engine_is_chosen_loudly_and_once(

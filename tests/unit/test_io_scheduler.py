@@ -30,8 +30,8 @@ MEMORY: Bytes = np.frombuffer(mmap.mmap(-1, 64 * MIB), dtype=np.uint8)
 class Bench:
     """A core on the device for tests, with one file."""
 
-    def __init__(self, folder: Path, depth: int = 64) -> None:
-        self.core = _native.Core("manual", depth, False)
+    def __init__(self, folder: Path, depth: int = 64, kind: str = "manual") -> None:
+        self.core = _native.Core(kind, depth, False)
         path = folder / "a"
         path.touch()
         self.file, _ = _native.File.adopt(
@@ -103,6 +103,27 @@ def test_small_pieces_of_lower_classes_leave_places_for_demand(tmp_path: Path) -
     for _ in range(40):
         bench.submit(DEMAND, 4 * KIB)
     assert len(bench.pull_all()) == 8  # the depth
+
+
+def test_a_depth_that_was_just_lowered_leaves_a_place_for_demand(tmp_path: Path) -> None:
+    """A pool of 16 threads, 15 of them full of small pieces when 12 are tried: of those 11 are for lower classes."""
+    bench = Bench(tmp_path, 16, "manual-posix")
+    for _ in range(400):
+        bench.submit(SCRUB, 4 * KIB)
+    running = bench.pull_all()
+    assert len(running) == 15
+    now_s = 0.0
+    while bench.core.depth == 16:
+        now_s += 0.001
+        bench.core.set_now(now_s)
+        bench.core.answer(running.pop(0)[0], 4 * KIB)
+        running += bench.pull_all()
+    assert (bench.core.depth, len(running)) == (12, 14)
+    first, second = bench.submit(DEMAND, 4 * KIB), bench.submit(DEMAND, 4 * KIB)
+    (urgent,) = bench.pull_all()
+    assert urgent[1] == first
+    bench.core.answer(urgent[0], 4 * KIB)
+    assert [piece[1] for piece in bench.pull_all()] == [second]
 
 
 def test_nothing_starts_while_something_more_urgent_waits(tmp_path: Path) -> None:
@@ -246,6 +267,19 @@ def test_what_waits_at_its_deadline_never_goes_to_the_device(tmp_path: Path) -> 
     assert id_ == other
     assert late(bench) == [(first, 4 * KIB, 0, False, False)]
     assert bench.core.in_flight == 1
+
+
+def test_what_leaves_the_middle_of_a_queue_at_its_deadline_leaves_the_rest_in_order(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, depth=1)
+    waiting = [bench.submit(SCRUB, 4 * KIB, deadline_s=None if n % 3 else 10.0 - n / 10) for n in range(30)]
+    bench.core.set_now(10.1)
+    assert sorted(id_ for id_, _, _ in bench.ended()) == waiting[::3]
+    order = []
+    while pieces := bench.pull_all():
+        ((number, id_, _, nbytes),) = pieces
+        order.append(id_)
+        bench.core.answer(number, nbytes)
+    assert order == [id_ for n, id_ in enumerate(waiting) if n % 3]
 
 
 def test_what_is_in_the_device_at_its_deadline_is_told_once_and_lent_until_it_comes(bench: Bench) -> None:

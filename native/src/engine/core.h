@@ -10,6 +10,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -18,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "descriptor.h"
 #include "device.h"
 #include "scheduler.h"
 
@@ -35,15 +37,16 @@ inline constexpr int kHookThreads = 4;
 
 class Core {
  public:
-  // `serial`: Python's finishes and CALLs go to one pool, whatever they are.
+  // `serial`: Python's finishes and CALLs go to one pool, whatever they are. Throws std::system_error.
   Core(std::unique_ptr<Device> device, const Limits& limits, bool serial);
-  ~Core();  // only of one that never started, or has ended
+  ~Core() = default;  // only of one that did not start, or was joined
   // Destroys it, or lets it be for ever if something is still in flight.
   static void dispose(std::unique_ptr<Core> core);
   Core(const Core&) = delete;
   Core& operator=(const Core&) = delete;
 
-  int start();  // 0, or the errno with which the device refuses
+  // 0, or the errno with which the device refuses or no more threads can be had: then none is left.
+  int start();
 
   // For whoever submits. Thread-safe; none of it blocks.
   bool submit(std::vector<std::unique_ptr<Op>> ops);  // false after `close`; then nothing was taken
@@ -61,21 +64,26 @@ class Core {
 
   // Take nothing new. `quiet_fd` becomes readable once nothing is unfinished.
   void close();
-  // After `close`. Nothing unfinished: ends all threads but Python's and returns true. Else: what has not started never
-  // will, and whatever is in flight keeps its memory and threads.
+  // After `close`. Nothing unfinished: tells all threads but Python's to end and returns true; `gone_fd` becomes readable
+  // once they have. Else: what has not started never will, and whatever is in flight keeps its memory and threads.
   bool end();
+  // After `end` returned true. Short once `gone_fd` is readable; until then it waits, for a drive if need be: a thread may
+  // be closing a file.
+  void join();
   void release_fds();  // when nobody waits on them any more
 
   // eventfds: results to take; nothing unfinished after `close`; results came while none were there (for a subscriber);
-  // one count for each job of a pool.
-  int ready_fd() const { return ready_; }
-  int quiet_fd() const { return quiet_; }
-  int bell_fd() const { return bell_; }
-  int jobs_fd(int pool) const { return jobs_fd_[static_cast<std::size_t>(pool)]; }
+  // one count for each job of a pool; all our threads have ended after `end`.
+  int ready_fd() const { return ready_.get(); }
+  int quiet_fd() const { return quiet_.get(); }
+  int bell_fd() const { return bell_.get(); }
+  int jobs_fd(int pool) const { return jobs_fd_[static_cast<std::size_t>(pool)].get(); }
+  int gone_fd() const { return gone_.get(); }
 
   Device& device() { return *device_; }
 
   // For devices.
+  void spawn(const char* name, std::function<void()> body);  // during `start` only; throws std::system_error
   std::unique_ptr<Piece> next_piece();
   void piece_done(const Piece& piece);
   std::vector<std::uint64_t> take_recalls();  // operations whose pieces the device should let go of
@@ -114,14 +122,13 @@ class Core {
   bool woken_ = false;
   bool closed_ = false;
   bool ended_ = false;
-  bool hooks_stop_ = false;
-  bool started_ = false;
-  int ready_ = -1;
-  int quiet_ = -1;
-  int bell_ = -1;
-  std::array<int, 2> jobs_fd_{-1, -1};
-  std::vector<std::thread> hook_threads_;
-  std::thread clock_thread_;
+  Descriptor ready_;
+  Descriptor quiet_;
+  Descriptor bell_;
+  Descriptor gone_;
+  std::array<Descriptor, 2> jobs_fd_;
+  std::vector<std::thread> threads_;
+  int running_ = 0;  // of `threads_`; one may end before it was counted
 };
 
 }  // namespace kvterrace

@@ -25,14 +25,14 @@ class SignalsBlocked {
 class Device {
  public:
   virtual ~Device() = default;
-  // Takes up its threads. 0, or an errno: then it must not be used.
+  // Takes up its threads, by `Core::spawn`. 0, or an errno; throws what `spawn` throws. Either way it has to be stopped.
   virtual int start(Core& core) = 0;
   // There may be something new to do. Any thread; does not block.
   virtual void kick() = 0;
   // `Core::take_recalls` has something. Under the core's mutex, any thread; does not block. False: it can call nothing back,
   // and lets it run to its end.
   virtual bool recall() { return false; }
-  // End the threads and wait for them. Nothing may be in flight or waiting.
+  // Have the threads end; does not wait for them. Nothing may be in flight or waiting.
   virtual void stop() = 0;
   // Make I/O on this memory cheaper, if the device can: answered by `fd` (an eventfd) becoming readable, with 1 for no
   // and 2 for yes. The memory has to outlive the device.

@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <cstdint>
 #include <limits>
+#include <list>
 #include <memory>
 #include <string>
 #include <vector>
@@ -47,6 +48,7 @@ struct Op {
   std::uint32_t in_flight = 0;  // pieces in the device
   bool started = false;
   bool exhausted = false;       // no further piece will be handed out
+  std::list<Op*>::iterator place;  // in the scheduler's queue, from `add` until it is exhausted
   bool late = false;            // its deadline has passed while the device was not through with it
   bool advise = false;          // the kernel has to be told to drop the pages of a file without O_DIRECT
   bool cut_short = false;       // a piece ended early; then:

@@ -31,7 +31,15 @@ bool Piece::advance(std::int64_t answer) {
   return true;
 }
 
-void Scheduler::add(Op* op) { waiting_[static_cast<std::size_t>(op->io_class)].push_back(op); }
+void Scheduler::add(Op* op) {
+  auto& queue = waiting_[static_cast<std::size_t>(op->io_class)];
+  op->place = queue.insert(queue.end(), op);
+}
+
+void Scheduler::leave(Op* op) {
+  op->exhausted = true;
+  waiting_[static_cast<std::size_t>(op->io_class)].erase(op->place);
+}
 
 std::uint32_t Scheduler::lower_depth() const {
   const std::uint64_t share = std::uint64_t{limits_.lower_depth} * depth_.now() / limits_.depth;
@@ -41,8 +49,11 @@ std::uint32_t Scheduler::lower_depth() const {
 bool Scheduler::at_depth() const { return in_flight_ >= depth_.now() || in_flight_ - demand_ >= lower_depth(); }
 
 bool Scheduler::may_start(int io_class, std::uint64_t nbytes, double now_s) const {
+  if (io_class == kDemand) {
+    // When the depth has just been lowered, pieces of lower classes may be all of it. Those and this share are within the limit.
+    return in_flight_ < depth_.now() || demand_ + lower_depth() < depth_.now();
+  }
   if (in_flight_ >= depth_.now()) return false;
-  if (io_class == kDemand) return true;
   const bool busy = demand_ > 0 || now_s - demand_seen_s_ < limits_.busy_s;
   const std::uint64_t most = busy ? limits_.lower_nbytes_busy : limits_.lower_nbytes;
   return in_flight_ - demand_ < lower_depth() && lower_nbytes_ + nbytes <= most;
@@ -61,7 +72,7 @@ std::unique_ptr<Piece> Scheduler::next(double now_s) {
       op->started_s = now_s;
     }
     auto piece = cut(op, nbytes);
-    if (op->exhausted) queue.pop_front();
+    if (op->handed_out == op->nbytes) leave(op);
     ++in_flight_;
     if (io_class == kDemand) {
       ++demand_;
@@ -93,7 +104,6 @@ std::unique_ptr<Piece> Scheduler::cut(Op* op, std::uint64_t nbytes) {
     }
   }
   op->handed_out += nbytes;
-  op->exhausted = op->handed_out == op->nbytes;
   ++op->in_flight;
   return piece;
 }
@@ -116,11 +126,7 @@ bool Scheduler::done(const Piece& piece, double now_s) {
     op->good_nbytes = piece.start + piece.moved;
     op->error = piece.error;
   }
-  if (partial && !op->exhausted) {
-    op->exhausted = true;
-    auto& queue = waiting_[static_cast<std::size_t>(op->io_class)];
-    if (!queue.empty() && queue.front() == op) queue.pop_front();  // only the first of a queue is handed out in part
-  }
+  if (partial && !op->exhausted) leave(op);
   const bool over = op->exhausted && op->in_flight == 0;
   if (over) op->ended_s = now_s;
   return over;
@@ -128,10 +134,7 @@ bool Scheduler::done(const Piece& piece, double now_s) {
 
 bool Scheduler::expire(Op* op, double now_s) {
   op->late = true;
-  if (!op->exhausted) {
-    op->exhausted = true;
-    std::erase(waiting_[static_cast<std::size_t>(op->io_class)], op);
-  }
+  if (!op->exhausted) leave(op);
   if (op->in_flight > 0) return false;
   if (!op->started) op->started_s = now_s;
   op->ended_s = now_s;

@@ -3,7 +3,7 @@
 
 #include <array>
 #include <cstdint>
-#include <deque>
+#include <list>
 #include <memory>
 
 #include "depth.h"
@@ -14,7 +14,9 @@ namespace kvterrace {
 // What may be in the device at once, at most: `Depth` says how much of it is of use. "Lower" is every class below DEMAND.
 struct Limits {
   std::uint32_t depth = 64;        // pieces
-  std::uint32_t lower_depth = 32;  // pieces of lower classes: a demand read always finds a free place
+  // Pieces of lower classes. What is left of `depth` is for DEMAND alone, also while less than `depth` is used: so, unless
+  // they are equal, a demand read waits for nothing but other demand reads.
+  std::uint32_t lower_depth = 32;
   std::uint64_t demand_piece_nbytes = 1 << 20;
   std::uint64_t lower_piece_nbytes = 512 << 10;
   // Never more bytes of lower classes than this: so no demand read, seen coming or not, has more of them ahead of it ...
@@ -47,12 +49,13 @@ class Scheduler {
   bool may_start(int io_class, std::uint64_t nbytes, double now_s) const;
   std::unique_ptr<Piece> cut(Op* op, std::uint64_t nbytes);
 
+  void leave(Op* op);  // no further piece of it is handed out
   std::uint32_t lower_depth() const;
   bool at_depth() const;
 
   const Limits limits_;
   Depth depth_;
-  std::array<std::deque<Op*>, kClasses> waiting_;
+  std::array<std::list<Op*>, kClasses> waiting_;  // lists: what leaves from their middle is not searched for
   std::uint32_t in_flight_ = 0;
   std::uint32_t demand_ = 0;  // of those in flight
   std::uint64_t lower_nbytes_ = 0;

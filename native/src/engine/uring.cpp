@@ -1,8 +1,6 @@
 #include "uring.h"
 
 #include <poll.h>
-#include <pthread.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -23,33 +21,14 @@ constexpr std::uint64_t kKick = 1;  // user_data of that watch: no piece lies th
 constexpr std::uint64_t kCallBack = 2;
 constexpr int kRetryMs = 1;
 
-void add_to(int fd, std::uint64_t count) {
-  while (::write(fd, &count, sizeof count) < 0 && errno == EINTR) {
-  }
-}
-
 }  // namespace
 
-UringDevice::~UringDevice() {
-  if (kick_fd_ >= 0) ::close(kick_fd_);
-}
-
 int UringDevice::start(Core& core) {
-  kick_fd_ = ::eventfd(0, EFD_CLOEXEC);
-  const int started_fd = ::eventfd(0, EFD_CLOEXEC);
-  if (kick_fd_ < 0 || started_fd < 0) {
-    const int number = errno;
-    if (started_fd >= 0) ::close(started_fd);
-    return number;
-  }
+  kick_fd_ = Descriptor::eventfd(0);
+  const Descriptor started = Descriptor::eventfd(0);
   // The thread opens the ring itself: the kernel then takes submissions from no other.
-  thread_ = std::thread([this, &core, started_fd] { run(core, started_fd); });
-  pthread_setname_np(thread_.native_handle(), "kvt-uring");
-  std::uint64_t count;
-  while (::read(started_fd, &count, sizeof count) < 0 && errno == EINTR) {
-  }
-  ::close(started_fd);
-  if (start_error_ != 0) thread_.join();
+  core.spawn("kvt-uring", [this, &core, fd = started.get()] { run(core, fd); });
+  clear(started.get());
   return start_error_;
 }
 
@@ -59,15 +38,12 @@ void UringDevice::kick() {
 
 void UringDevice::wake_thread() {
   std::lock_guard lock(mutex_);  // a kick that comes late must not reach a descriptor number that somebody else has by now
-  if (kick_fd_ >= 0) add_to(kick_fd_, 1);
+  add_to(kick_fd_.get());
 }
 
 void UringDevice::stop() {
   stopping_ = true;
   wake_thread();
-  thread_.join();
-  std::lock_guard lock(mutex_);
-  ::close(std::exchange(kick_fd_, -1));
 }
 
 void UringDevice::register_memory(void* start, std::size_t nbytes, int fd) {
@@ -83,8 +59,14 @@ void UringDevice::run(Core& core, int started_fd) {
   start_error_ = ring_->open(kEntries);
   const bool usable = start_error_ == 0;
   if (!usable) ring_.reset();
-  add_to(started_fd, 1);
-  if (!usable) return;
+  add_to(started_fd);
+  if (usable) drive(core);
+  ring_.reset();
+  std::lock_guard lock(mutex_);
+  kick_fd_.close();
+}
+
+void UringDevice::drive(Core& core) {
   watch_kicks();
   while (!stopping_) {
     // Before the last look for work: whoever submits after that look finds us asleep, and kicks.
@@ -106,13 +88,12 @@ void UringDevice::run(Core& core, int started_fd) {
       register_now();
     });
   }
-  ring_.reset();
 }
 
 void UringDevice::watch_kicks() {
   Sqe* sqe = ring_->next();
   sqe->opcode = kOpRead;
-  sqe->fd = kick_fd_;
+  sqe->fd = kick_fd_.get();
   sqe->addr = reinterpret_cast<std::uint64_t>(&kick_count_);
   sqe->len = sizeof kick_count_;
   sqe->user_data = kKick;

@@ -5,10 +5,10 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <thread>
 #include <unordered_set>
 #include <vector>
 
+#include "descriptor.h"
 #include "device.h"
 #include "ring.h"
 
@@ -16,8 +16,6 @@ namespace kvterrace {
 
 class UringDevice final : public Device {
  public:
-  ~UringDevice() override;
-
   int start(Core& core) override;
   void kick() override;
   bool recall() override {
@@ -35,6 +33,7 @@ class UringDevice final : public Device {
   };
 
   void run(Core& core, int started_fd);
+  void drive(Core& core);
   void wake_thread();
   void watch_kicks();
   void give(Core& core, std::unique_ptr<Piece> piece);
@@ -50,9 +49,8 @@ class UringDevice final : public Device {
   std::atomic<bool> asleep_{false};
   std::atomic<bool> stopping_{false};
   std::mutex mutex_;
-  int kick_fd_ = -1;
+  Descriptor kick_fd_;
   Region region_{nullptr, 0, -1};
-  std::thread thread_;
 };
 
 }  // namespace kvterrace

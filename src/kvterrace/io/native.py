@@ -10,9 +10,9 @@ is with a drive's own queue it cannot), a native thread ends the one that it is 
 
 Threads: the device's own; one that watches deadlines; four that run native hooks (`kvterrace._native.Hook` as a
 request's `finish`) without the GIL; `workers` of Python that run any other `finish` and the copies among CALLs, most
-urgent first; one more for CALLs of class DEMOTION and SCRUB, which may block. A single worker does all of these in
-order. Threads of Python wait in Python, on an eventfd, and never inside the extension: neither a hung drive nor the
-interpreter's end finds one there.
+urgent first; four more for CALLs of class DEMOTION and SCRUB, which may block, and end in any order. A single worker
+does all of these in order. Threads of Python wait in Python, on an eventfd, and never inside the extension: neither a
+hung drive nor the interpreter's end finds one there.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from kvterrace.errors import ConfigError, StoreClosedError
 from kvterrace.io.base import IoFile, IoKind, IoRequest, IoResult
 from kvterrace.io.descriptors import most_descriptors, set_direct
 from kvterrace.io.files import FileCalls
+from kvterrace.io.threads import start_all
 
 __all__ = ["NativeEngine", "NativeFile", "NativePosixEngine", "UringEngine"]
 
@@ -44,7 +45,9 @@ _log = logging.getLogger(__name__)
 _KINDS = {IoKind.READ: 0, IoKind.WRITE: 1, IoKind.SYNC: 2, IoKind.CALL: 3}
 _NO_FINISH, _HOOK, _PYTHON = range(3)
 _SHORT_JOBS, _LONG_JOBS = range(2)
-#: How long `close` gives idle threads to end; they have nothing left to wait for.
+#: Threads for CALLs that may block: opening a store reads its segments in them.
+_LONG_THREADS = 4
+#: How long `close` gives idle threads to end; they have nothing left to wait for, but for a drive that closes a file.
 _JOIN_S = 1.0
 #: Longest single wait: poll(2) counts milliseconds in 31 bits.
 _WAIT_S = 3600.0
@@ -130,15 +133,19 @@ class NativeEngine(FileCalls[NativeFile]):
         self._on_result: Callable[[], None] | None = None
         jobs = [(f"finish{number}", _SHORT_JOBS) for number in range(workers)]
         if workers > 1:
-            jobs.append(("files", _LONG_JOBS))
+            jobs += [(f"files{number}", _LONG_JOBS) for number in range(_LONG_THREADS)]
         self._threads = [
-            threading.Thread(target=self._work, args=(pool,), name=f"kvterrace-{name}-{job}", daemon=True)
+            (threading.Thread(target=self._work, args=(pool,), name=f"kvterrace-{name}-{job}", daemon=True), pool)
             for job, pool in jobs
         ]
         self._bell: threading.Thread | None = None
+        try:
+            start_all([thread for thread, _ in self._threads])
+        except BaseException:
+            self._threads = [(thread, pool) for thread, pool in self._threads if thread.ident is not None]
+            self.close(_JOIN_S)
+            raise
         _alive.add(self)
-        for thread in self._threads:
-            thread.start()
 
     # Requests
 
@@ -176,7 +183,7 @@ class NativeEngine(FileCalls[NativeFile]):
             results = [result for row in rows if (result := self._result(row)) is not None]
             if results or enough or left_s <= 0:
                 return results
-            self._wait(left_s)
+            self._wait(self._core.ready_fd, left_s)
 
     def wake(self) -> None:
         """Make a waiting `poll` return; if none waits, the next one returns at once."""
@@ -188,9 +195,9 @@ class NativeEngine(FileCalls[NativeFile]):
         with self._lock:
             self._on_result = on_result
             if self._bell is None and not self._ended:
-                name = f"kvterrace-{self.name}-bell"
-                self._bell = threading.Thread(target=self._watch, name=name, daemon=True)
-                self._bell.start()
+                bell = threading.Thread(target=self._watch, name=f"kvterrace-{self.name}-bell", daemon=True)
+                start_all([bell])
+                self._bell = bell
         self._ring()  # for what ended before
         return True
 
@@ -231,17 +238,19 @@ class NativeEngine(FileCalls[NativeFile]):
         self._core.close()
         deadline_s = time.monotonic() + timeout_s
         while self._core.unfinished and (left_s := deadline_s - time.monotonic()) > 0:
-            self._wait(left_s, for_quiet=True)
+            self._wait(self._core.quiet_fd, left_s)
         with self._ending:
             if self._ended:
                 return True
-            if not self._core.end():
+            left_s = max(_JOIN_S, deadline_s - time.monotonic())
+            if not (self._core.end() and self._wait(self._core.gone_fd, left_s)):
                 _log.warning(
                     "%s: I/O hangs after %.1f s; its threads and buffers are left behind", self.name, timeout_s
                 )
                 _hung.add(self)
                 _alive.discard(self)
                 return False
+            self._core.join()
             with self._lock:
                 self._ended = True
                 self._waiting += 1  # for the threads to be joined: they wait on descriptors, too
@@ -254,10 +263,9 @@ class NativeEngine(FileCalls[NativeFile]):
         return True
 
     def _join(self) -> bool:
-        for thread in self._threads:
-            pool = _LONG_JOBS if thread.name.endswith("-files") else _SHORT_JOBS
+        for _, pool in self._threads:
             os.eventfd_write(self._core.jobs_fd(pool), 1)
-        threads = [*self._threads]
+        threads = [thread for thread, _ in self._threads]
         if self._bell is not None:
             os.eventfd_write(self._core.bell_fd, 1)
             threads.append(self._bell)
@@ -266,16 +274,16 @@ class NativeEngine(FileCalls[NativeFile]):
                 thread.join(_JOIN_S)
         return not any(thread.is_alive() for thread in threads)
 
-    def _wait(self, left_s: float, *, for_quiet: bool = False) -> None:
+    def _wait(self, fd: int, left_s: float) -> bool:
+        """Until `fd`, one of the core's, is readable; whether it is, or will be no more."""
         with self._lock:
-            if self._ended:
-                return
+            if self._ended:  # then the descriptor may be another's by now
+                return True
             self._waiting += 1
-            fd = self._core.quiet_fd if for_quiet else self._core.ready_fd
         try:
             waiter = select.poll()
             waiter.register(fd, select.POLLIN)
-            waiter.poll(math.ceil(min(left_s, _WAIT_S) * 1000))
+            return bool(waiter.poll(math.ceil(min(left_s, _WAIT_S) * 1000)))
         finally:
             self._leave()
 
@@ -380,10 +388,14 @@ def _close_all(fds: Sequence[int]) -> None:
 
 
 def _end_all() -> None:
-    for engine in [*_alive]:
-        engine.close(_EXIT_S)
-    for engine in _alive | _hung:  # alive still: a parent's, in its fork
+    engines = [*_alive]
+    for engine in _alive | _hung:  # before anything can go wrong, and a parent's, in its fork, as well
         _native.keep_forever(engine)
+    for engine in engines:
+        try:
+            engine.close(_EXIT_S)
+        except Exception:  # noqa: BLE001 - the next one has to end all the same
+            _log.exception("%s: it could not be closed at the interpreter's end", engine.name)
 
 
 # Before the interpreter takes memory down that native threads may still use.

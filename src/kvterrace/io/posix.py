@@ -20,7 +20,7 @@ import math
 import os
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from kvterrace.io.base import IoClass, IoFile, IoKind, IoRequest, IoResult
 from kvterrace.io.deadlines import Deadlines, Given
 from kvterrace.io.descriptors import Descriptors, PosixFile
 from kvterrace.io.files import FileCalls, transfer
+from kvterrace.io.threads import start_all
 
 __all__ = ["PosixEngine", "PosixFile"]
 
@@ -40,6 +41,9 @@ _JOIN_S = 1.0
 _WAIT_S = 3600.0
 #: Threads that copy only.
 _COPY_THREADS = 2
+
+#: Requests that wait, in order. One whose deadline passes leaves from the middle without a search.
+_Queue = OrderedDict[Given, None]
 
 
 class PosixEngine(FileCalls[PosixFile]):
@@ -60,9 +64,9 @@ class PosixEngine(FileCalls[PosixFile]):
         self._copy_work = threading.Condition(self._lock)
         self._done = threading.Condition(self._lock)
         self._idle = threading.Condition(self._lock)
-        self._queues: tuple[deque[Given], ...] = tuple(deque() for _ in IoClass)
+        self._queues: tuple[_Queue, ...] = tuple(OrderedDict() for _ in IoClass)
         #: Copies of class DEMAND and PREFETCH; not used by a single thread, which keeps to the order they came in.
-        self._copies: tuple[deque[Given], ...] = (deque(), deque()) if threads > 1 else ()
+        self._copies: tuple[_Queue, ...] = (OrderedDict(), OrderedDict()) if threads > 1 else ()
         self._results: deque[IoResult] = deque()
         self._deadlines = Deadlines()
         self._overdue: deque[Given] = deque()  # past their deadline, and not answered yet
@@ -73,7 +77,7 @@ class PosixEngine(FileCalls[PosixFile]):
         self._stopped = False
         self._descriptors = Descriptors()
         every = self._queues
-        jobs: list[tuple[str, Sequence[deque[Given]], threading.Condition]] = []
+        jobs: list[tuple[str, Sequence[_Queue], threading.Condition]] = []
         if self._copies:
             every = (self._queues[0], self._copies[0], self._queues[1], self._copies[1], *self._queues[2:])
             jobs = [("demand", every[:2], self._demand_work)]
@@ -84,8 +88,12 @@ class PosixEngine(FileCalls[PosixFile]):
             threading.Thread(target=self._run, args=(queues, work), name=f"kvterrace-{name}-{job}", daemon=True)
             for job, queues, work in jobs
         ]
-        for thread in self._threads:
-            thread.start()
+        try:
+            start_all(self._threads)
+        except BaseException:
+            self._threads = [thread for thread in self._threads if thread.ident is not None]
+            self.close(_JOIN_S)
+            raise
 
     # Requests
 
@@ -98,10 +106,10 @@ class PosixEngine(FileCalls[PosixFile]):
             for request in requests:
                 given = self._deadlines.give(request, now_s)
                 if request.kind is IoKind.CALL and request.io_class < len(self._copies):
-                    self._copies[request.io_class].append(given)
+                    self._copies[request.io_class][given] = None
                     copies += 1
                 else:
-                    self._queues[request.io_class].append(given)
+                    self._queues[request.io_class][given] = None
             self._unfinished += len(requests)
             self._in_flight += len(requests)
             self._work.notify(len(requests))
@@ -110,7 +118,7 @@ class PosixEngine(FileCalls[PosixFile]):
                 self._done.notify()
             if copies:
                 self._copy_work.notify(copies)
-            if self._queues[IoClass.DEMAND] or (copies and self._copies[IoClass.DEMAND]):
+            if self._queues[IoClass.DEMAND] or (self._copies and self._copies[IoClass.DEMAND]):
                 self._demand_work.notify()
 
     def poll(self, timeout_s: float) -> list[IoResult]:
@@ -178,7 +186,7 @@ class PosixEngine(FileCalls[PosixFile]):
         self._close_files()
         return True
 
-    def _run(self, queues: Sequence[deque[Given]], work: threading.Condition) -> None:
+    def _run(self, queues: Sequence[_Queue], work: threading.Condition) -> None:
         while True:
             with self._lock:
                 while (job := self._next(queues)) is None and not self._stopped:
@@ -191,7 +199,7 @@ class PosixEngine(FileCalls[PosixFile]):
             do(given)
             del given, do, job  # an idle thread must not keep a caller's memory alive
 
-    def _next(self, queues: Sequence[deque[Given]]) -> tuple[Given, Callable[[Given], None]] | None:
+    def _next(self, queues: Sequence[_Queue]) -> tuple[Given, Callable[[Given], None]] | None:
         if self._stopped:
             return None
         now_s = time.monotonic()
@@ -200,7 +208,7 @@ class PosixEngine(FileCalls[PosixFile]):
             return overdue, self._answer_late
         for queue in queues:
             if queue:
-                given = queue.popleft()
+                given = queue.popitem(last=False)[0]
                 given.started_s = now_s
                 return given, self._carry_out
         return None
@@ -209,7 +217,7 @@ class PosixEngine(FileCalls[PosixFile]):
         """One that has to be answered because of its deadline, if there is any."""
         for given in self._deadlines.due(now_s):
             if given.started_s is None:
-                self._queues[given.request.io_class].remove(given)
+                del self._queues[given.request.io_class][given]
             self._overdue.append(given)
         return self._overdue.popleft() if self._overdue else None
 
