@@ -1,0 +1,300 @@
+"""Which layers a model has, from a Hugging Face `config.json`: families with attention in every layer.
+
+A family is a `model_type`. One that is not listed is refused, and so is a field that speaks of caching and that nobody here
+reads: what a model really caches is not guessed. Sources: the configuration and modelling code of each family in Transformers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from kvterrace.planner.fields import Fields
+from kvterrace.planner.layers import Layer
+from kvterrace.planner.params import FeedForward, attention_params, feed_forward, mla_params
+
+__all__ = [
+    "DEFAULTS",
+    "PLAIN",
+    "Shape",
+    "attention_layer",
+    "check_all_read",
+    "latent_layer",
+    "layer_kinds",
+    "plain_layers",
+    "with_ffn",
+]
+
+#: Of every layer full attention, or what `layer_types`, `sliding_window` and the rules below say.
+PLAIN = frozenset(
+    """llama mistral mixtral qwen2 qwen2_moe qwen3 qwen3_moe phi phi3 phimoe gemma gemma2 gemma3_text gemma3n_text gpt2 gptj
+    gpt_neox gpt_bigcode gpt_oss opt falcon bloom mpt starcoder2 cohere cohere2 olmo olmo2 olmo3 olmoe granite granitemoe
+    glm glm4 glm4_moe glm4v_text glm4v_moe_text llama4_text exaone4 smollm3 stablelm ernie4_5 ernie4_5_moe dbrx seed_oss dots1
+    arcee nemotron minimax_m2 mimo_v2_flash ministral ministral3 hunyuan_v1_dense hunyuan_v1_moe apertus helium
+    codegen persimmon gemma4_text""".split()
+)
+#: The class default of `num_key_value_heads` is the number of attention heads.
+_MHA_IF_MISSING = frozenset(
+    """llama phi phimoe gemma gpt2 gptj gpt_neox opt bloom codegen persimmon cohere olmo olmo2 olmoe granite granitemoe
+    stablelm glm helium arcee phi3""".split()
+)
+#: Attention heads that are known by another name than `num_key_value_heads`, or follow from a flag.
+_MULTI_QUERY = frozenset({"falcon", "gpt_bigcode"})
+#: Class defaults in Transformers that published configurations rely on.
+DEFAULTS: dict[str, dict[str, object]] = {
+    "gemma3_text": {
+        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096, "vocab_size": 262208,
+        "tie_word_embeddings": True,
+    },
+    "gemma3n_text": {
+        "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "sliding_window": 512,
+        "num_kv_shared_layers": 15, "vocab_size": 262400, "tie_word_embeddings": True,
+    },
+    "llama4_text": {
+        "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128, "attention_chunk_size": 8192,
+        "vocab_size": 202048,
+    },
+    "gemma4_text": {"global_head_dim": 512, "tie_word_embeddings": True},
+    "gemma2": {"sliding_window": 4096, "head_dim": 256, "tie_word_embeddings": True},
+    "gemma": {"head_dim": 256, "tie_word_embeddings": True},
+    "cohere": {"tie_word_embeddings": True},
+    "cohere2": {"tie_word_embeddings": True},
+    "gpt_oss": {"head_dim": 64, "sliding_window": 128},
+    "gpt2": {"tie_word_embeddings": True},
+    "gpt_bigcode": {"multi_query": True, "tie_word_embeddings": True},
+    "falcon": {"multi_query": True, "tie_word_embeddings": True},
+}  # fmt: skip
+
+#: What a field is called that speaks of caching.
+_SUSPECT = re.compile(
+    r"kv_lora|kv_heads|key_value_heads|kv_shar|shar.*kv|cla_|cross_layer|cross_attention|window|attention_chunk|layer_types"
+    r"|block_types|blocks?_type|block_configs|mamba|ssm|state_size|d_state|conv_kernel|conv_l|d_conv|linear_|lru"
+    r"|index_(topk|n_heads|head)|compress|sparse_attention|attn_layer|attention_layer|layer_pattern|hybrid|swa_"
+    r"|multi_query|query_groups|head_dim|kv_channels|kv_cache_(?!dtype)|global_head|k_eq_v|kda|lightning|recurrent|per_layer_config",
+    re.IGNORECASE,
+)
+#: Such names that change nothing that is cached.
+_HARMLESS = frozenset(
+    """max_window_layers partial_rotary_factor linear_conv_bias use_mamba_kernels no_rope_layer_interval rope_head_dim
+    attention_window_pattern mamba_proj_bias mamba_conv_bias sliding_window_pattern _sliding_window_pattern
+    mtp_layer_types mtp_layers_block_type ssm_multipliers ssm_in_multiplier ssm_out_multiplier""".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes that all families have."""
+
+    family: str
+    layers: int
+    hidden: int
+    heads: int
+
+
+def check_all_read(fields: Fields, family: str) -> None:
+    """Refuse a field that speaks of caching and that nobody has read."""
+    for name in fields.unread():
+        value = fields.data[name]
+        if _SUSPECT.search(name) and name not in _HARMLESS and value not in (None, False, 0, [], {}):
+            fields.refuse(
+                name, f"speaks of caching in a way that is not known of {family}: this model is not understood"
+            )
+
+
+def layer_kinds(fields: Fields, layers: int, rule: Callable[[int], str]) -> list[str]:
+    """The kind of each layer: `layer_types` where it is there, else by `rule`."""
+    listed = fields.items("layer_types")
+    if not listed:
+        return [rule(index) for index in range(layers)]
+    if len(listed) != layers:
+        fields.refuse("layer_types", f"names {len(listed)} layers of {layers}")
+    return [str(kind) for kind in listed]
+
+
+def attention_layer(shape: Shape, kv_heads: int, key_dim: int, value_dim: int, kind: str, window: int = 0) -> Layer:
+    """A layer of multi-head or grouped-query attention, without its feed-forward network."""
+    params = attention_params(shape.hidden, shape.heads, kv_heads, key_dim, value_dim)
+    return Layer(
+        kind, kv_heads, key_dim, value_dim, window,
+        query_heads=shape.heads, qk_dim=key_dim, v_dim=value_dim, params=params, active_params=params,
+    )  # fmt: skip
+
+
+def latent_layer(fields: Fields, shape: Shape) -> Layer:
+    """A layer of multi-head latent attention: one latent and one rotary key for a token, whatever the number of heads
+    (DeepSeek-V2, arXiv 2405.04434, section 2.1.2).
+    """
+    rank, rope = fields.count("kv_lora_rank"), fields.count("qk_rope_head_dim", least=0)
+    params = mla_params(fields, shape.hidden, shape.heads)
+    for name in ("num_key_value_heads", "head_dim", "qk_head_dim"):  # of the expanded K and V, which is not cached
+        fields.value(name)
+    indexer = 0
+    if fields.has("index_topk"):
+        indexer = fields.count("index_head_dim")
+        heads = fields.count("index_n_heads")
+        for name in ("indexer_types", "layer_types"):
+            fields.value(name)
+        params += shape.hidden * indexer + fields.count("q_lora_rank") * heads * indexer + shape.hidden * heads
+    return Layer(
+        "MLA latent with index" if indexer else "MLA latent", 1, rank + rope, 0, replicated=True, indexer_dim=indexer,
+        query_heads=shape.heads, qk_dim=fields.count("qk_nope_head_dim") + rope, v_dim=fields.count("v_head_dim"),
+        params=params, active_params=params,
+    )  # fmt: skip
+
+
+def with_ffn(layer: Layer, ffn: FeedForward) -> Layer:
+    """The layer with its feed-forward network."""
+    return replace(
+        layer,
+        params=layer.params + ffn.params,
+        active_params=layer.active_params + ffn.active,
+        experts=ffn.experts,
+        experts_per_token=ffn.experts_per_token,
+        expert_params=ffn.expert_params,
+    )
+
+
+def plain_layers(fields: Fields, shape: Shape) -> tuple[list[Layer], list[str]]:
+    """Layers of a family in `PLAIN`, and notes."""
+    family, heads = shape.family, shape.heads
+    key_dim = _head_dim(fields, shape)
+    value_dim = fields.count("v_head_dim", default=key_dim)
+    kv_heads = _kv_heads(fields, shape)
+    kinds = _kinds(fields, shape)
+    full = attention_layer(shape, kv_heads, key_dim, value_dim, "full attention")
+    made = {"full_attention": full}
+    if "sliding_attention" in kinds:
+        made["sliding_attention"] = _sliding(fields, shape, full)
+    if family == "gemma4_text":
+        made["full_attention"] = _gemma4_full(fields, shape, full)
+    if "chunked_attention" in kinds:
+        chunk = fields.count("attention_chunk_size")
+        made["chunked_attention"] = attention_layer(shape, kv_heads, key_dim, value_dim, "chunked attention", chunk)
+    layers = []
+    for index, kind in enumerate(kinds):
+        if kind not in made:
+            fields.refuse("layer_types", f"layer {index} is {kind!r}, which is not known of {family}")
+        layers.append(made[kind])
+    ffn = feed_forward(fields, family, shape.hidden, shape.layers)
+    layers = [with_ffn(layer, one) for layer, one in zip(layers, ffn, strict=True)]
+    if heads % kv_heads:
+        fields.refuse(fields.first("num_key_value_heads"), f"{kv_heads} KV heads do not divide {heads} attention heads")
+    notes = []
+    sharing = fields.count("num_kv_shared_layers", default=0, least=0)
+    if sharing:
+        if sharing >= shape.layers:
+            fields.refuse("num_kv_shared_layers", f"{sharing} of {shape.layers} layers: none is left to share with")
+        first = shape.layers - sharing
+        layers[first:] = [
+            replace(layer, kv_heads=0, shared=True, kind=f"shared, {layer.kind}") for layer in layers[first:]
+        ]
+        notes.append(f"the last {sharing} layers attend over earlier layers' KV and keep none")
+    return layers, notes
+
+
+def _head_dim(fields: Fields, shape: Shape) -> int:
+    name = fields.first("head_dim", "kv_channels", "attention_head_dim")
+    if fields.has(name):
+        return fields.count(name)
+    if shape.hidden % shape.heads:
+        fields.refuse("head_dim", f"missing, and hidden size {shape.hidden} is no multiple of {shape.heads} heads")
+    return shape.hidden // shape.heads
+
+
+def _kv_heads(fields: Fields, shape: Shape) -> int:
+    name = fields.first("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_head_kv", "num_query_groups")
+    if shape.family in _MULTI_QUERY:
+        multi, new = fields.flag("multi_query", False), fields.flag("new_decoder_architecture", False)
+        if not new:  # Falcon: the number of KV heads counts in the new architecture alone
+            return 1 if multi else shape.heads
+    if shape.family == "dbrx":
+        section = fields.section("attn_config")
+        if section is None:
+            fields.refuse("attn_config", "missing")
+        return section.count("kv_n_heads")
+    if not fields.has(name) and shape.family in _MHA_IF_MISSING | {"mpt"}:
+        return shape.heads
+    return fields.count(name)
+
+
+def _kinds(fields: Fields, shape: Shape) -> list[str]:
+    family = shape.family
+    every = fields.value(fields.first("sliding_window_pattern", "_sliding_window_pattern"))
+    period = every if isinstance(every, int) and not isinstance(every, bool) and every > 0 else 0
+    windowed = fields.has("sliding_window") or fields.has("sliding_window_size")
+    if "use_sliding_window" in fields.data:
+        windowed = windowed and fields.flag("use_sliding_window", False)
+    elif family in {"qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3"}:
+        windowed = False  # class default of use_sliding_window
+    first_windowed = fields.count("max_window_layers", default=0, least=0)
+    rules: dict[str, Callable[[int], str]] = {
+        "gemma2": lambda index: "full_attention" if index % 2 else "sliding_attention",
+        "gpt_oss": lambda index: "full_attention" if index % 2 else "sliding_attention",
+        "gemma3_text": _one_in(period or 6),
+        "gemma3n_text": _one_in(5),
+        "cohere2": _one_in(period or 4),
+        "olmo3": _one_in(4),
+        "exaone4": _one_in(period or 4),
+        "qwen2": lambda index: "sliding_attention" if index >= first_windowed else "full_attention",
+    }
+    if family == "llama4_text":
+        return _chunked_kinds(fields, shape)
+    if family == "mimo_v2_flash" and fields.has("hybrid_layer_pattern"):
+        pattern = fields.items("hybrid_layer_pattern")
+        if len(pattern) != shape.layers:
+            fields.refuse("hybrid_layer_pattern", f"{len(pattern)} of {shape.layers} layers")
+        return ["sliding_attention" if one else "full_attention" for one in pattern]
+    if not windowed:
+        kinds = layer_kinds(fields, shape.layers, lambda _: "full_attention")
+        if "sliding_attention" in kinds and "use_sliding_window" not in fields.data:
+            fields.refuse("sliding_window", "missing, and layer_types names sliding attention")
+        return ["full_attention" if kind == "sliding_attention" else kind for kind in kinds]
+    for same in ("qwen2_moe", "qwen3", "qwen3_moe"):
+        rules[same] = rules["qwen2"]
+    return layer_kinds(fields, shape.layers, rules.get(family, lambda _: "sliding_attention"))
+
+
+def _one_in(period: int) -> Callable[[int], str]:
+    return lambda index: "sliding_attention" if (index + 1) % period else "full_attention"
+
+
+def _chunked_kinds(fields: Fields, shape: Shape) -> list[str]:
+    if "attention_chunk_size" in fields.data and not fields.has("attention_chunk_size"):
+        return ["full_attention"] * shape.layers
+    without_rope = fields.items("no_rope_layers")
+    if without_rope and len(without_rope) != shape.layers:
+        fields.refuse("no_rope_layers", f"{len(without_rope)} of {shape.layers} layers")
+    period = fields.count("no_rope_layer_interval", default=4)
+
+    def kind(index: int) -> str:
+        chunked = bool(without_rope[index]) if without_rope else bool((index + 1) % period)
+        return "chunked_attention" if chunked else "full_attention"
+
+    return layer_kinds(fields, shape.layers, kind)
+
+
+def _sliding(fields: Fields, shape: Shape, full: Layer) -> Layer:
+    window = fields.count("sliding_window", "sliding_window_size")
+    if not fields.has("sliding_window"):
+        window += 1  # MiMo: the tokens before the query are counted, the query is not
+    kv_heads = fields.count("swa_num_key_value_heads", default=full.kv_heads)
+    key_dim = fields.count("swa_head_dim", default=full.key_dim)
+    value_dim = fields.count("swa_v_head_dim", default=full.value_dim)
+    heads = fields.count("swa_num_attention_heads", default=shape.heads)
+    return attention_layer(replace(shape, heads=heads), kv_heads, key_dim, value_dim, "sliding window", window)
+
+
+def _gemma4_full(fields: Fields, shape: Shape, full: Layer) -> Layer:
+    """Gemma 4: global layers have heads of another size, and with `attention_k_eq_v` another number of them. K and V are
+    one projection there, and still two tensors in the cache: K is rotated, V is not.
+    """
+    if fields.has("per_layer_config"):
+        fields.refuse("per_layer_config", "sizes layer by layer are not understood; give the published global_head_dim")
+    dim = fields.count("global_head_dim")
+    kv_heads = full.kv_heads
+    if fields.flag("attention_k_eq_v", False):
+        kv_heads = fields.count("num_global_key_value_heads", default=kv_heads)
+    else:
+        fields.value("num_global_key_value_heads")
+    return attention_layer(shape, kv_heads, dim, dim, "full attention")
