@@ -1,7 +1,8 @@
 """Which layers a model has, from a Hugging Face `config.json`: families with attention in every layer.
 
-A family is a `model_type`. One that is not listed is refused, and so is a field that speaks of caching and that nobody here
-reads: what a model really caches is not guessed. Sources: the configuration and modelling code of each family in Transformers.
+A family is a `model_type`. One that is not listed is refused, and so is a field that speaks of caching and that nobody
+here reads: what a model really caches is not guessed. Sources: the configuration and modelling code of each family in
+Transformers.
 """
 
 from __future__ import annotations
@@ -27,25 +28,35 @@ __all__ = [
 ]
 
 #: Of every layer full attention, or what `layer_types`, `sliding_window` and the rules below say.
-PLAIN = frozenset(
-    """llama mistral mixtral qwen2 qwen2_moe qwen3 qwen3_moe phi phi3 phimoe gemma gemma2 gemma3_text gemma3n_text gpt2 gptj
-    gpt_neox gpt_bigcode gpt_oss opt falcon bloom mpt starcoder2 cohere cohere2 olmo olmo2 olmo3 olmoe granite granitemoe
-    glm glm4 glm4_moe glm4v_text glm4v_moe_text llama4_text exaone4 smollm3 stablelm ernie4_5 ernie4_5_moe dbrx seed_oss dots1
-    arcee nemotron minimax_m2 mimo_v2_flash ministral ministral3 hunyuan_v1_dense hunyuan_v1_moe apertus helium
-    codegen persimmon gemma4_text""".split()
-)
+PLAIN = frozenset({
+    "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "phi", "phi3", "phimoe", "gemma",
+    "gemma2", "gemma3_text", "gemma3n_text", "gpt2", "gptj", "gpt_neox", "gpt_bigcode", "gpt_oss", "opt", "falcon",
+    "bloom", "starcoder2", "cohere", "cohere2", "olmo", "olmo2", "olmo3", "olmoe", "granite", "granitemoe",
+    "glm", "glm4", "glm4_moe", "glm4v_text", "glm4v_moe_text", "llama4_text", "exaone4", "smollm3", "stablelm",
+    "ernie4_5", "ernie4_5_moe", "seed_oss", "dots1", "arcee", "nemotron", "minimax_m2", "mimo_v2_flash",
+    "ministral", "ministral3", "hunyuan_v1_dense", "hunyuan_v1_moe", "apertus", "helium", "codegen", "persimmon",
+    "gemma4_text"
+})  # fmt: skip
 #: The class default of `num_key_value_heads` is the number of attention heads.
-_MHA_IF_MISSING = frozenset(
-    """llama phi phimoe gemma gpt2 gptj gpt_neox opt bloom codegen persimmon cohere olmo olmo2 olmoe granite granitemoe
-    stablelm glm helium arcee phi3""".split()
-)
+_MHA_IF_MISSING = frozenset({
+    "llama", "phi", "phimoe", "gemma", "gpt2", "gptj", "gpt_neox", "opt", "bloom", "codegen", "persimmon", "cohere",
+    "olmo", "olmo2", "olmoe", "granite", "granitemoe", "stablelm", "glm", "helium", "arcee", "phi3"
+})  # fmt: skip
+#: There is no such field: every head has K and V of its own.
+_MHA_ONLY = frozenset({"gpt2", "gptj", "gpt_neox", "opt", "bloom", "codegen", "persimmon"})
 #: Attention heads that are known by another name than `num_key_value_heads`, or follow from a flag.
 _MULTI_QUERY = frozenset({"falcon", "gpt_bigcode"})
+#: Families whose modelling code looks at `sliding_window`.
+_WINDOWED = frozenset({
+    "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "phi3", "phimoe", "gemma2", "gemma3_text",
+    "gemma3n_text", "gemma4_text", "gpt_oss", "starcoder2", "cohere2", "olmo3", "exaone4", "smollm3", "ministral",
+    "ministral3", "mimo_v2_flash", "dots1"
+})  # fmt: skip
 #: Class defaults in Transformers that published configurations rely on.
 DEFAULTS: dict[str, dict[str, object]] = {
     "gemma3_text": {
-        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096, "vocab_size": 262208,
-        "tie_word_embeddings": True,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096,
+        "vocab_size": 262208, "tie_word_embeddings": True,
     },
     "gemma3n_text": {
         "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "sliding_window": 512,
@@ -70,16 +81,20 @@ DEFAULTS: dict[str, dict[str, object]] = {
 _SUSPECT = re.compile(
     r"kv_lora|kv_heads|key_value_heads|kv_shar|shar.*kv|cla_|cross_layer|cross_attention|window|attention_chunk|layer_types"
     r"|block_types|blocks?_type|block_configs|mamba|ssm|state_size|d_state|conv_kernel|conv_l|d_conv|linear_|lru"
-    r"|index_(topk|n_heads|head)|compress|sparse_attention|attn_layer|attention_layer|layer_pattern|hybrid|swa_"
+    r"|index_(topk|n_heads|head)|compress|sparse_attention|attn_layer|attention_layer|layer_pattern|hybrid|swa_(num|head|v_head)"
     r"|multi_query|query_groups|head_dim|kv_channels|kv_cache_(?!dtype)|global_head|k_eq_v|kda|lightning|recurrent|per_layer_config",
     re.IGNORECASE,
 )
 #: Such names that change nothing that is cached.
-_HARMLESS = frozenset(
-    """max_window_layers partial_rotary_factor linear_conv_bias use_mamba_kernels no_rope_layer_interval rope_head_dim
-    attention_window_pattern mamba_proj_bias mamba_conv_bias sliding_window_pattern _sliding_window_pattern
-    mtp_layer_types mtp_layers_block_type ssm_multipliers ssm_in_multiplier ssm_out_multiplier""".split()
-)
+_HARMLESS = frozenset({
+    "max_window_layers", "partial_rotary_factor", "linear_conv_bias", "use_mamba_kernels", "no_rope_layer_interval",
+    "rope_head_dim", "attention_window_pattern", "mamba_proj_bias", "mamba_conv_bias", "sliding_window_pattern",
+    "_sliding_window_pattern", "mtp_layer_types", "mtp_layers_block_type", "ssm_multipliers", "ssm_in_multiplier",
+    "ssm_out_multiplier",
+    "mamba_norm_before_gate", "mamba_rms_norm", "mamba_chunk_size", "linear_attn_alpha_factor",
+    "linear_attn_beta_factor",
+    "mamba_hidden_act", "mamba_use_mlp", "linear_num_layers"
+})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +182,8 @@ def plain_layers(fields: Fields, shape: Shape) -> tuple[list[Layer], list[str]]:
     if "sliding_attention" in kinds:
         made["sliding_attention"] = _sliding(fields, shape, full)
     if family == "gemma4_text":
-        made["full_attention"] = _gemma4_full(fields, shape, full)
+        attending = [index for index, kind in enumerate(kinds) if kind == "full_attention"]
+        made["full_attention"] = _gemma4_full(fields, shape, full, attending)
     if "chunked_attention" in kinds:
         chunk = fields.count("attention_chunk_size")
         made["chunked_attention"] = attention_layer(shape, kv_heads, key_dim, value_dim, "chunked attention", chunk)
@@ -205,15 +221,10 @@ def _head_dim(fields: Fields, shape: Shape) -> int:
 def _kv_heads(fields: Fields, shape: Shape) -> int:
     name = fields.first("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_head_kv", "num_query_groups")
     if shape.family in _MULTI_QUERY:
-        multi, new = fields.flag("multi_query", False), fields.flag("new_decoder_architecture", False)
+        multi, new = fields.flag("multi_query", default=False), fields.flag("new_decoder_architecture", default=False)
         if not new:  # Falcon: the number of KV heads counts in the new architecture alone
             return 1 if multi else shape.heads
-    if shape.family == "dbrx":
-        section = fields.section("attn_config")
-        if section is None:
-            fields.refuse("attn_config", "missing")
-        return section.count("kv_n_heads")
-    if not fields.has(name) and shape.family in _MHA_IF_MISSING | {"mpt"}:
+    if shape.family in _MHA_ONLY or (not fields.has(name) and shape.family in _MHA_IF_MISSING):
         return shape.heads
     return fields.count(name)
 
@@ -222,9 +233,9 @@ def _kinds(fields: Fields, shape: Shape) -> list[str]:
     family = shape.family
     every = fields.value(fields.first("sliding_window_pattern", "_sliding_window_pattern"))
     period = every if isinstance(every, int) and not isinstance(every, bool) and every > 0 else 0
-    windowed = fields.has("sliding_window") or fields.has("sliding_window_size")
+    windowed = family in _WINDOWED and (fields.has("sliding_window") or fields.has("sliding_window_size"))
     if "use_sliding_window" in fields.data:
-        windowed = windowed and fields.flag("use_sliding_window", False)
+        windowed = windowed and fields.flag("use_sliding_window", default=False)
     elif family in {"qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3"}:
         windowed = False  # class default of use_sliding_window
     first_windowed = fields.count("max_window_layers", default=0, least=0)
@@ -250,7 +261,7 @@ def _kinds(fields: Fields, shape: Shape) -> list[str]:
         if "sliding_attention" in kinds and "use_sliding_window" not in fields.data:
             fields.refuse("sliding_window", "missing, and layer_types names sliding attention")
         return ["full_attention" if kind == "sliding_attention" else kind for kind in kinds]
-    for same in ("qwen2_moe", "qwen3", "qwen3_moe"):
+    for same in ("qwen2_moe", "qwen3", "qwen3_moe", "dots1"):
         rules[same] = rules["qwen2"]
     return layer_kinds(fields, shape.layers, rules.get(family, lambda _: "sliding_attention"))
 
@@ -278,23 +289,36 @@ def _sliding(fields: Fields, shape: Shape, full: Layer) -> Layer:
     window = fields.count("sliding_window", "sliding_window_size")
     if not fields.has("sliding_window"):
         window += 1  # MiMo: the tokens before the query are counted, the query is not
-    kv_heads = fields.count("swa_num_key_value_heads", default=full.kv_heads)
+    twice = 2 if shape.family == "mimo_v2_flash" else 1
+    kv_heads = fields.count("swa_num_key_value_heads", default=twice * full.kv_heads)
     key_dim = fields.count("swa_head_dim", default=full.key_dim)
     value_dim = fields.count("swa_v_head_dim", default=full.value_dim)
     heads = fields.count("swa_num_attention_heads", default=shape.heads)
     return attention_layer(replace(shape, heads=heads), kv_heads, key_dim, value_dim, "sliding window", window)
 
 
-def _gemma4_full(fields: Fields, shape: Shape, full: Layer) -> Layer:
-    """Gemma 4: global layers have heads of another size, and with `attention_k_eq_v` another number of them. K and V are
-    one projection there, and still two tensors in the cache: K is rotated, V is not.
+def _gemma4_full(fields: Fields, shape: Shape, full: Layer, attending: list[int]) -> Layer:
+    """Gemma 4: global layers have heads of another size, and with `attention_k_eq_v` another number of them. K and V
+    are one projection there, and still two tensors in the cache: K is rotated, V is not.
     """
-    if fields.has("per_layer_config"):
-        fields.refuse("per_layer_config", "sizes layer by layer are not understood; give the published global_head_dim")
-    dim = fields.count("global_head_dim")
-    kv_heads = full.kv_heads
-    if fields.flag("attention_k_eq_v", False):
-        kv_heads = fields.count("num_global_key_value_heads", default=kv_heads)
-    else:
-        fields.value("num_global_key_value_heads")
-    return attention_layer(shape, kv_heads, dim, dim, "full attention")
+    changes = fields.section("per_layer_config")  # as Transformers 5 writes it: {"05": {"head_dim": 512}, ...}
+    if changes is None:
+        dim, kv_heads = fields.count("global_head_dim"), full.kv_heads
+        own = fields.first("num_global_key_value_heads")
+        if fields.flag("attention_k_eq_v", default=False):
+            kv_heads = fields.count(own, default=kv_heads)
+        return attention_layer(shape, kv_heads, dim, dim, "full attention")
+    for name in ("global_head_dim", "num_global_key_value_heads", "attention_k_eq_v"):
+        fields.value(name)
+    same = {str(value) for value in changes.data.values()}
+    if [name.lstrip("0") or "0" for name in sorted(changes.data)] != [str(index) for index in attending] or len(
+        same
+    ) != 1:
+        fields.refuse(
+            "per_layer_config", "understood only where it changes all layers of full attention, and all alike"
+        )
+    one = changes.section(next(iter(changes.data)))
+    if one is None or set(one.data) - {"head_dim", "num_key_value_heads"}:
+        fields.refuse("per_layer_config", "understood only where it changes head_dim and num_key_value_heads")
+    dim = one.count("head_dim", default=full.key_dim)
+    return attention_layer(shape, one.count("num_key_value_heads", default=full.kv_heads), dim, dim, "full attention")

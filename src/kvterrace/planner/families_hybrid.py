@@ -1,8 +1,8 @@
 """Families in which some layers keep a recurrent state of fixed size, or a convolution's, instead of KV for each token.
 
-A state is counted in float32 unless the configuration says otherwise, a convolution's in the KV's dtype, with the
-`kernel - 1` columns that the next token needs. Sources: Mamba-2, arXiv 2405.21060; Gated DeltaNet, arXiv 2412.06464; Kimi Linear,
-arXiv 2510.26692; Griffin, arXiv 2402.19427; the modelling code of each family in Transformers.
+A state is counted in float32 unless the configuration says otherwise, a convolution's in the KV's dtype, with as many
+columns as its kernel has (Transformers keeps these; vLLM one less). Sources: Mamba-2, arXiv 2405.21060; Gated DeltaNet,
+arXiv 2412.06464; Kimi Linear, arXiv 2510.26692; Griffin, arXiv 2402.19427; the modelling code of each family in Transformers.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _mamba(fields: Fields, shape: Shape) -> Layer:
     """Mamba (arXiv 2312.00752): a state of d_inner x d_state."""
     inner = shape.hidden * fields.count("mamba_expand", "expand", default=2)
     states = fields.count("mamba_d_state", "state_size", default=16)
-    columns = fields.count("mamba_d_conv", "conv_kernel", default=4) - 1
+    columns = fields.count("mamba_d_conv", "conv_kernel", default=4)
     rank = fields.value(fields.first("mamba_dt_rank", "time_step_rank"))
     steps = rank if isinstance(rank, int) and not isinstance(rank, bool) and rank > 0 else -(-shape.hidden // 16)
     params = shape.hidden * 3 * inner + inner * (steps + 2 * states) + steps * inner + inner * states
@@ -74,7 +74,7 @@ def _mamba2(fields: Fields, shape: Shape) -> Layer:
     inner = heads * dim
     groups = fields.count("mamba_n_groups", "mamba_ngroups", "n_groups")
     states = fields.count("mamba_d_state", "ssm_state_size", "state_size")
-    columns = fields.count("mamba_d_conv", "conv_kernel") - 1
+    columns = fields.count("mamba_d_conv", "conv_kernel")
     for name in ("mamba_expand", "expand", "mamba_chunk_size"):
         fields.value(name)
     params = shape.hidden * (2 * inner + 2 * groups * states + heads) + inner * shape.hidden
@@ -85,7 +85,7 @@ def _gated_delta(fields: Fields, shape: Shape) -> Layer:
     """Gated DeltaNet: a matrix of key_dim x value_dim for each value head."""
     key_dim, value_dim = fields.count("linear_key_head_dim"), fields.count("linear_value_head_dim")
     key_heads, value_heads = fields.count("linear_num_key_heads"), fields.count("linear_num_value_heads")
-    columns = fields.count("linear_conv_kernel_dim") - 1
+    columns = fields.count("linear_conv_kernel_dim")
     keys, values = key_heads * key_dim, value_heads * value_dim
     params = shape.hidden * (2 * keys + 2 * values + 2 * value_heads) + values * shape.hidden
     state = value_heads * key_dim * value_dim
@@ -112,7 +112,10 @@ def _with_all(fields: Fields, shape: Shape, layers: list[Layer]) -> list[Layer]:
 def _qwen3_next(fields: Fields, shape: Shape) -> _Layers:
     every = fields.count("full_attention_interval", default=4)
     kinds = layer_kinds(fields, shape.layers, lambda i: "linear_attention" if (i + 1) % every else "full_attention")
-    made = {"full_attention": lambda: _full(fields, shape), "linear_attention": lambda: _gated_delta(fields, shape)}
+    full = _full(fields, shape)
+    gate = shape.hidden * shape.heads * full.key_dim  # the output gate is as wide as Q
+    full = replace(full, params=full.params + gate, active_params=full.params + gate)
+    made = {"full_attention": lambda: full, "linear_attention": lambda: _gated_delta(fields, shape)}
     return _with_all(fields, shape, _build(fields, shape, kinds, made)), []
 
 
@@ -199,13 +202,13 @@ def _kimi_linear(fields: Fields, shape: Shape) -> _Layers:
         full = section.items("full_attn_layers")
         kinds = ["full_attention" if index + 1 in full else "linear_attention" for index in range(shape.layers)]
         heads, dim = section.count("num_heads"), section.count("head_dim")
-        columns = section.count("short_conv_kernel_size") - 1
+        columns = section.count("short_conv_kernel_size")
     else:
         if not fields.has("layer_types"):
             fields.refuse("layer_types", "missing, and linear_attn_config too: which layers attend is not known")
         kinds = layer_kinds(fields, shape.layers, lambda _: "full_attention")
         heads, dim = fields.count("linear_num_heads"), fields.count("linear_head_dim")
-        columns = fields.count("linear_conv_kernel_dim") - 1
+        columns = fields.count("linear_conv_kernel_dim")
     width = heads * dim
     params = 4 * shape.hidden * width + 2 * dim * (shape.hidden + width) + shape.hidden * heads
     made = {
@@ -238,7 +241,7 @@ def _lfm2(fields: Fields, shape: Shape) -> _Layers:
     if not attending and not fields.has("layer_types"):
         fields.refuse("layer_types", "missing, and full_attn_idxs too: which layers attend is not known")
     kinds = layer_kinds(fields, shape.layers, lambda i: "full_attention" if i in attending else "conv")
-    conv = shape.hidden * (fields.count("conv_L_cache") - 1)
+    conv = shape.hidden * fields.count("conv_L_cache")
     made = {
         "full_attention": lambda: _full(fields, shape),
         "conv": lambda: _recurrent(fields, "convolution state", 0, conv, 4 * shape.hidden * shape.hidden),

@@ -10,7 +10,7 @@ from kvterrace.errors import ConfigError, KVTerraceError
 
 __all__ = ["Fields"]
 
-#: No count of a real model or machine is beyond this; arithmetic with it stays far from where floats lose whole numbers.
+#: No count of a real model or machine is beyond this.
 _MOST = 10**12
 
 
@@ -80,7 +80,7 @@ class Fields:
             self.refuse(name, f"{_shown(value)} is not in {least:g}..{most:g}")
         return float(value)
 
-    def flag(self, name: str, default: bool) -> bool:  # noqa: FBT001
+    def flag(self, name: str, *, default: bool) -> bool:
         """True or false."""
         value = self.value(name)
         if value is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 from kvterrace.errors import ConfigError
 from kvterrace.layout import DTYPE_NBYTES
@@ -22,7 +23,7 @@ class Layer:
 
     Attributes:
         kind: in words, for people: `full attention`, `sliding window`, `MLA latent`, `recurrent` ...
-        kv_heads: heads whose K and V are cached; divided over tensor-parallel ranks. 0: nothing is cached for each token.
+        kv_heads: heads whose K and V are cached; divided over tensor-parallel ranks. 0: no KV for each token.
         key_dim, value_dim: elements of K and of V that one head caches for a token. A latent has `key_dim` alone.
         window: tokens kept at most; 0 keeps all. A sliding window, or the chunk of chunked attention.
         replicated: every tensor-parallel rank holds the whole (the latent of MLA has no heads to divide).
@@ -142,7 +143,7 @@ class Model:
             heads, queries = layer.kv_heads, layer.query_heads
             if queries and queries % parallel.tp:
                 raise ConfigError(
-                    f"--tp {parallel.tp}: the {queries} attention heads of {self.name} are no multiple of it: give a divisor"
+                    f"--tp {parallel.tp}: {self.name} has {queries} attention heads, no multiple of it: give a divisor"
                 )
             if heads and not layer.replicated and heads % parallel.tp and parallel.tp % heads:
                 raise ConfigError(
@@ -154,10 +155,10 @@ class Model:
         """Layers of each pipeline stage: as equal as can be, the first ones larger."""
         size, more = divmod(len(self.layers), pp)
         bounds = [stage * size + min(stage, more) for stage in range(pp + 1)]
-        return [self.layers[first:last] for first, last in zip(bounds, bounds[1:], strict=False)]
+        return [self.layers[first:last] for first, last in pairwise(bounds)]
 
     def nbytes_per_token(self, tokens: int = 1, tp: int = 1) -> int:
-        """Bytes that the `tokens`-th token of a sequence adds, on one of `tp` ranks: layers whose window is full add none."""
+        """Bytes that the `tokens`-th token adds, on one of `tp` ranks: layers whose window is full add none."""
         elements = sum(
             layer.elements_per_token(tp) for layer in self.layers if not layer.window or tokens <= layer.window
         )

@@ -28,7 +28,9 @@ KV_DTYPES = {
     "int8": "int8",
     **{name: name for name in DTYPE_NBYTES if name not in {"float64", "uint8", "int8"}},
 }
-_LATENT = frozenset("deepseek_v2 deepseek_v3 deepseek_v32 kimi_k2 glm_moe_dsa glm4_moe_lite longcat_flash".split())
+_LATENT = frozenset({
+    "deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "glm_moe_dsa", "glm4_moe_lite", "longcat_flash"
+})  # fmt: skip
 #: The language model inside is read; a picture's or a sound's tokens are cached like others.
 _INNER = ("text_config", "llm_config", "language_config")
 _ALIASES = {
@@ -91,7 +93,7 @@ def model_from_config(
 ) -> Model:
     """What a configuration says about caching and weights. Arguments and errors: see `load_model`."""
     outer = Fields(config, source, UnsupportedModelError)
-    if outer.flag("is_encoder_decoder", False):
+    if outer.flag("is_encoder_decoder", default=False):
         outer.refuse("is_encoder_decoder", "true: encoder-decoder models are not understood")
     fields, inner = outer, next((one for one in _INNER if isinstance(config.get(one), Mapping)), None)
     if inner is not None:
@@ -139,9 +141,11 @@ def shipped_models() -> dict[str, Mapping[str, object]]:
 def _layers(fields: Fields, family: str) -> tuple[list[Layer], list[str]]:
     if family not in PLAIN and family not in _LATENT and family not in HYBRID:
         fields.refuse("model_type", f"{family!r} is not understood: how it caches is not known here, and not guessed")
+    pattern = fields.value(fields.first("hybrid_override_pattern", "layers_block_type"))
+    listed = len(pattern) if family == "nemotron_h" and isinstance(pattern, (str, list)) and pattern else None
     shape = Shape(
         family,
-        fields.count("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
+        fields.count("num_hidden_layers", "n_layer", "num_layers", "n_layers", default=listed),
         fields.count("hidden_size", "n_embd", "d_model"),
         fields.count("num_attention_heads", "n_head", "n_heads"),
     )
@@ -150,7 +154,7 @@ def _layers(fields: Fields, family: str) -> tuple[list[Layer], list[str]]:
     if family in HYBRID:
         layers, notes = HYBRID[family](fields, shape)
         notes.append(
-            "a recurrent state can be reused only at the token where it was stored: state is counted once for each sequence"
+            "a recurrent state can be reused only at the token where it was stored; it is counted once a sequence"
         )
         return layers, notes
     if family in PLAIN:
@@ -167,7 +171,7 @@ def _embedding_params(fields: Fields) -> tuple[int, int]:
     """Weights outside the layers, and those of the output projection."""
     hidden = fields.count("hidden_size", "n_embd", "d_model")
     table = fields.count("vocab_size") * hidden
-    tied = fields.flag("tie_word_embeddings", False)
+    tied = fields.flag("tie_word_embeddings", default=False)
     extra = fields.count("hidden_size_per_layer_input", default=0, least=0)
     if extra:  # Gemma 3n and 4: an embedding for each layer
         layers = fields.count("num_hidden_layers")
@@ -196,9 +200,8 @@ def _weights_nbytes(model: Model, fields: Fields, dtype: str) -> int:
     if method in {"gptq", "awq"}:
         bits = section.count("bits" if section.has("bits") else "w_bit")
         return round(inside * bits / 8 * 1.04 + model.embedding_params * full)  # scales of groups of 128: about 4 %
-    section.refuse(
-        "quant_method", f"{method!r}: the size of the weights is not known: give --weights, e.g. --weights 70GB"
-    )
+    why = f"{method!r}: how large the weights are is not known: give --weights, e.g. --weights 70GB"
+    return section.refuse("quant_method", why)
 
 
 def _indexed_nbytes(path: Path) -> int | None:

@@ -1,4 +1,4 @@
-"""How many weights a layer has, from its configuration: the large matrices; norms and biases (under 0.1 %) are left out.
+"""How many weights a layer has, from its configuration: the large matrices; norms and biases (under 0.1 %) are not.
 
 Formulas: the shapes of the matrices in Hugging Face's public modelling code of each family.
 """
@@ -12,9 +12,10 @@ from kvterrace.planner.fields import Fields
 __all__ = ["FeedForward", "attention_params", "feed_forward", "mla_params"]
 
 #: Families whose feed-forward network has two matrices; all others have three (a gate).
-_UNGATED = frozenset(
-    "gpt2 gptj gpt_neox gpt_bigcode opt bloom falcon phi starcoder2 mpt nemotron nemotron_h codegen persimmon".split()
-)
+_UNGATED = frozenset({
+    "gpt2", "gptj", "gpt_neox", "gpt_bigcode", "opt", "bloom", "falcon", "phi", "starcoder2", "mpt", "nemotron",
+    "nemotron_h", "codegen", "persimmon", "arcee", "apertus"
+})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,9 @@ def feed_forward(fields: Fields, family: str, hidden: int, layers: int) -> list[
     width = fields.count("moe_intermediate_size", "expert_ffn_hidden_size", "moe_ffn_hidden_size", "intermediate_size")
     expert = matrices * hidden * width
     shared = fields.count("shared_expert_intermediate_size", "shared_intermediate_size", default=0, least=0)
-    shared += width * fields.count("n_shared_experts", "num_shared_experts", default=0, least=0)
+    shared += width * fields.count(
+        "n_shared_experts", "num_shared_experts", "moe_num_shared_experts", default=0, least=0
+    )
     if family == "llama4_text":
         shared, dense = width, FeedForward(shared=matrices * hidden * fields.count("intermediate_size_mlp"))
     router = hidden * experts
