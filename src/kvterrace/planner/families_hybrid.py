@@ -1,8 +1,9 @@
 """Families in which some layers keep a recurrent state of fixed size, or a convolution's, instead of KV for each token.
 
 A state is counted in float32 unless the configuration says otherwise, a convolution's in the KV's dtype, with as many
-columns as its kernel has (Transformers keeps these; vLLM one less). Sources: Mamba-2, arXiv 2405.21060; Gated DeltaNet,
-arXiv 2412.06464; Kimi Linear, arXiv 2510.26692; Griffin, arXiv 2402.19427; the modelling code of each family in Transformers.
+columns as its kernel has (Transformers keeps these; vLLM one less). Sources: Mamba-2, arXiv 2405.21060; Gated
+DeltaNet, arXiv 2412.06464; Kimi Linear, arXiv 2510.26692; Griffin, arXiv 2402.19427; the modelling code of each family
+in Transformers.
 """
 
 from __future__ import annotations

@@ -99,6 +99,7 @@ class Model:
         layers: in order.
         kv_dtype: element type of the KV, a key of `DTYPE_NBYTES`.
         weights_nbytes: of all weights, as they are loaded.
+        experts_nbytes: of the routed experts among them.
         embedding_params: weights outside the layers: embeddings and output.
         output_params: of the output projection, passed through once for each token that is generated.
         max_context: longest sequence in tokens; 0 if it is not known.
@@ -114,6 +115,7 @@ class Model:
     output_params: int
     max_context: int = 0
     notes: tuple[str, ...] = ()
+    experts_nbytes: int = 0
 
     @property
     def element_nbytes(self) -> int:
@@ -129,6 +131,29 @@ class Model:
     def active_params(self) -> int:
         """Weights that one token is multiplied with: layers' active ones, and the output projection."""
         return self.output_params + sum(layer.active_params for layer in self.layers)
+
+    @cached_property
+    def experts_params(self) -> int:
+        """Weights of all routed experts."""
+        return sum(layer.experts * layer.expert_params for layer in self.layers)
+
+    def touched_nbytes(self, tokens: int) -> float:
+        """Bytes of weights that a step over `tokens` tokens reads: all but the experts that none of them was sent to.
+
+        Tokens choose experts independently and evenly, so an expert is left out with (1 - k/E)^tokens: a
+        simplification, real routing is skewed and touches fewer. Of the embeddings only the output projection is read.
+        """
+        total = float(self.weights_nbytes - self.experts_nbytes)
+        if self.params > self.experts_params:
+            unread = self.embedding_params - self.output_params
+            total *= 1 - unread / (self.params - self.experts_params)
+        if self.experts_params:
+            for layer in self.layers:
+                if layer.experts:
+                    chosen = 1 - (1 - layer.experts_per_token / layer.experts) ** tokens
+                    share = layer.experts * layer.expert_params / self.experts_params
+                    total += chosen * share * self.experts_nbytes
+        return total
 
     @cached_property
     def recurrent(self) -> bool:

@@ -114,8 +114,10 @@ def model_from_config(
     embedding, output = _embedding_params(fields)
     model = Model(name, source, tuple(layers), kv, 1, embedding, output, _max_context(fields), tuple(notes))
     if weights_nbytes is None:
-        weights_nbytes = _weights_nbytes(model, fields if fields.has("quantization_config") else outer, dtype)
-    return Model(name, source, model.layers, kv, weights_nbytes, embedding, output, model.max_context, model.notes)
+        weights, experts = _weights_nbytes(model, fields if fields.has("quantization_config") else outer, dtype)
+    else:
+        weights, experts = weights_nbytes, round(weights_nbytes * model.experts_params / model.params)
+    return replace(model, weights_nbytes=weights, experts_nbytes=experts)
 
 
 def kv_dtype_of(word: str) -> str | None:
@@ -184,24 +186,27 @@ def _max_context(fields: Fields) -> int:
     return fields.count(name, default=0)
 
 
-def _weights_nbytes(model: Model, fields: Fields, dtype: str) -> int:
-    inside = model.params - model.embedding_params
+def _weights_nbytes(model: Model, fields: Fields, dtype: str) -> tuple[int, int]:
+    """Bytes of all weights, and of the routed experts among them."""
     section = fields.section("quantization_config")
     size = _CONFIG_DTYPES[dtype]
-    if section is None:
-        return round(model.params * size)
-    method = section.text("quant_method")
-    full = max(size, 2.0)
-    if method == "fp8":
-        return round(inside + model.embedding_params * full)
-    if method == "mxfp4":
-        experts = sum(layer.experts * layer.expert_params for layer in model.layers)
-        return round(experts * _MXFP4_NBYTES + (model.params - experts) * full)
-    if method in {"gptq", "awq"}:
-        bits = section.count("bits" if section.has("bits") else "w_bit")
-        return round(inside * bits / 8 * 1.04 + model.embedding_params * full)  # scales of groups of 128: about 4 %
-    why = f"{method!r}: how large the weights are is not known: give --weights, e.g. --weights 70GB"
-    return section.refuse("quant_method", why)
+    inside = expert = size  # bytes for each weight in the layers, and in routed experts
+    if section is not None:
+        method = section.text("quant_method")
+        size = max(size, 2.0)
+        if method == "fp8":
+            inside = expert = 1.0
+        elif method == "mxfp4":
+            inside, expert = size, _MXFP4_NBYTES
+        elif method in {"gptq", "awq"}:
+            bits = section.count("bits" if section.has("bits") else "w_bit")
+            inside = expert = bits / 8 * 1.04  # scales and zeros of groups of 128: about 4 %
+        else:
+            why = f"{method!r}: how large the weights are is not known: give --weights, e.g. --weights 70GB"
+            section.refuse("quant_method", why)
+    experts = model.experts_params * expert
+    others = (model.params - model.embedding_params - model.experts_params) * inside
+    return round(experts + others + model.embedding_params * size), round(experts)
 
 
 def _indexed_nbytes(path: Path) -> int | None:

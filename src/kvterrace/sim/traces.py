@@ -19,12 +19,14 @@ __all__ = ["TraceRequest", "read_trace"]
 @dataclass(frozen=True, slots=True, eq=False)
 class TraceRequest:
     """One request: when it came (seconds), and the ids of the blocks of its prompt, in order. An id stands for a
-    whole prefix.
+    whole prefix. Lengths in tokens; 0 where the trace does not say.
     """
 
     at_s: float
     ids: npt.NDArray[np.int64]
     session: int = -1
+    input_tokens: int = 0
+    output_tokens: int = 0
 
 
 def read_trace(path: Path, *, coarsen: int = 1) -> Iterator[TraceRequest]:
@@ -44,7 +46,11 @@ def read_trace(path: Path, *, coarsen: int = 1) -> Iterator[TraceRequest]:
                 try:
                     row = json.loads(line)
                     yield TraceRequest(
-                        float(row["timestamp"]) / 1e3, _ids(row)[coarsen - 1 :: coarsen], row.get("session", -1)
+                        float(row["timestamp"]) / 1e3,
+                        _ids(row)[coarsen - 1 :: coarsen],
+                        row.get("session", -1),
+                        int(row.get("input_length", 0)),
+                        int(row.get("output_length", 0)),
                     )
                 except (ValueError, KeyError, TypeError) as error:
                     raise ConfigError(

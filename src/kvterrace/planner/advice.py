@@ -1,0 +1,162 @@
+"""Which tiers are worth having, or none (R7): three constraints in order - the latency target, concurrency, reuse."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from kvterrace.planner.endurance import Endurance
+from kvterrace.planner.hardware import Machine, Storage
+from kvterrace.planner.ladder import Point, Setup, evaluate
+from kvterrace.planner.units import bandwidth, duration, gib, share
+
+__all__ = [
+    "LEAST_CONTEXT",
+    "LEAST_GAIN",
+    "Constraint",
+    "TierVerdict",
+    "break_even_reuse",
+    "judge",
+    "tier_sets",
+    "with_drive",
+]
+
+#: Below this a prompt is computed in well under a second, and HBM and DRAM hold thousands of them.
+LEAST_CONTEXT = 4096
+#: A tier that brings less throughput than this is not worth its price and its operation.
+LEAST_GAIN = 0.05
+_ORDER = ("hbm", "dram", "cxl", "ssd", "remote")
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """One of the three, and whether it speaks for the tier."""
+
+    name: str
+    holds: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TierVerdict:
+    """Whether a tier is worth having, behind those nearer than it.
+
+    Attributes:
+        there: whether the machine has it; otherwise a usual one was assumed.
+        gain: more output tokens a second, as a share of those without it.
+        constraints: in the order in which they are asked.
+    """
+
+    tier: str
+    there: bool
+    worth: bool
+    gain: float
+    ttft_without_s: float
+    ttft_with_s: float
+    constraints: tuple[Constraint, ...]
+
+    @property
+    def reason(self) -> str:
+        """The first constraint that speaks against it; else what it gains."""
+        return next((one.reason for one in self.constraints if not one.holds), self.constraints[-1].reason)
+
+
+def tier_sets(machine: Machine) -> list[tuple[str, ...]]:
+    """None at all, HBM, and then one tier more each time."""
+    names = ["hbm", *(one.name for one in machine.storage)]
+    return [(), *(tuple(names[: count + 1]) for count in range(len(names)))]
+
+
+def judge(setup: Setup, tier: str, requests: int, *, there: bool, wear: Endurance | None = None) -> TierVerdict | None:
+    """Whether `tier` is worth having with `requests` clients. None where HBM holds not one sequence."""
+    names = [name for name in _ORDER if name == "hbm" or setup.machine.tier(name) is not None]
+    nearer = tuple(names[: names.index(tier)])
+    without, point = evaluate(setup, requests, nearer), evaluate(setup, requests, (*nearer, tier))
+    if without is None or point is None:
+        return None
+    gain = point.output_tokens_per_s / without.output_tokens_per_s - 1
+    constraints = [
+        _latency(setup, without, point),
+        _concurrency(setup, without, point, tier),
+        _reuse(setup, point, gain, tier),
+    ]
+    if wear is not None and not wear.lasts:
+        budget, written = wear.budget_bytes_per_s, wear.written_bytes_per_s
+        constraints.append(
+            Constraint(
+                "endurance",
+                holds=True,  # a write budget makes it last; it is a price, not an obstacle
+                reason=f"{share(gain)} more throughput, but at {bandwidth(written)} written the drives last "
+                f"{wear.life_days:,.0f} of {wear.rated_days:,.0f} days: keep to a write budget of {bandwidth(budget)}",
+            )
+        )
+    worth = all(one.holds for one in constraints)
+    return TierVerdict(tier, there, worth, gain, without.ttft_s, point.ttft_s, tuple(constraints))
+
+
+def _latency(setup: Setup, without: Point, point: Point) -> Constraint:
+    target = setup.workload.ttft_s
+    numbers = f"time to first token {duration(point.ttft_s)} with it, {duration(without.ttft_s)} without"
+    if target is None:
+        holds = point.ttft_s <= without.ttft_s
+        word = "no latency target given; it does not slow requests down" if holds else "it slows requests down"
+        return Constraint("latency target", holds, f"{word}: {numbers}")
+    if point.ttft_s <= target:
+        return Constraint("latency target", holds=True, reason=f"{duration(target)} is met: {numbers}")
+    if point.ttft_s < without.ttft_s:
+        reason = f"{duration(target)} is missed by a factor of {point.ttft_s / target:.1f} either way: {numbers}"
+        return Constraint("latency target", holds=False, reason=reason)
+    return Constraint("latency target", holds=False, reason=f"{duration(target)} is missed: {numbers}")
+
+
+def _concurrency(setup: Setup, without: Point, point: Point, tier: str) -> Constraint:
+    """Whether there is more idle KV than the nearer tiers hold."""
+    more = point.found.get(tier, 0.0)
+    near = without.found_share
+    reuse = setup.workload.reuse
+    if reuse and more < 0.01 and near > 0.99 * reuse:
+        reason = f"with {point.requests} requests the nearer tiers already find {share(near)} of {share(reuse)}"
+        return Constraint("concurrency", holds=False, reason=reason)
+    reason = (
+        f"with {point.requests} requests the nearer tiers find {share(near)} of a prompt, {tier} {share(more)} more"
+    )
+    return Constraint("concurrency", holds=True, reason=reason)
+
+
+def _reuse(setup: Setup, point: Point, gain: float, tier: str) -> Constraint:
+    load, model = setup.workload, setup.model
+    whole = setup.engine.prefill_s(0, load.prompt_tokens)
+    if load.context_tokens <= LEAST_CONTEXT and tier in {"ssd", "remote"}:
+        held = setup.budget.kv_nbytes // max(1, setup.budget.sequence_nbytes)
+        dram = setup.machine.tier("dram")
+        below = dram.kv_nbytes // max(1, model.sequence_nbytes(load.context_tokens)) if dram is not None else 0
+        room = gib(model.sequence_nbytes(load.context_tokens))
+        reason = (
+            f"a context of {load.context_tokens:,} tokens is computed in {duration(whole)} and takes {room}: HBM holds "
+            f"{held:,} of them and DRAM {below:,}; no {tier} tier for contexts up to {LEAST_CONTEXT:,} tokens "
+            f"({duration(whole)} is the most that it saves a request)"
+        )
+        return Constraint("reuse", holds=False, reason=reason)
+    if not load.reuse:
+        reason = f"no prefix is shared (reuse 0 %), so nothing is ever loaded: all {load.prompt_tokens:,} tokens of a"
+        return Constraint("reuse", holds=False, reason=f"{reason} prompt are computed, in {duration(whole)}")
+    if gain < LEAST_GAIN:
+        reason = f"reuse of {share(load.reuse)} gains {share(gain)} of throughput behind the nearer tiers"
+        return Constraint("reuse", holds=False, reason=f"{reason}, under {share(LEAST_GAIN)}")
+    found = share(point.found.get(tier, 0.0))
+    return Constraint("reuse", holds=True, reason=f"{share(gain)} more throughput: {found} of a prompt is found in it")
+
+
+def break_even_reuse(setup: Setup, tier: str, requests: int, reuses: Sequence[float]) -> float | None:
+    """The least of `reuses` from which on the tier gains as much as it has to. None: none of them."""
+    for reuse in sorted(reuses):
+        verdict = judge(replace(setup, workload=replace(setup.workload, reuse=reuse)), tier, requests, there=True)
+        if verdict is not None and verdict.gain >= LEAST_GAIN:
+            return reuse
+    return None
+
+
+def with_drive(machine: Machine, drive: Storage) -> Machine:
+    """The machine with a drive behind its DRAM."""
+    kept = [one for one in machine.storage if one.name != drive.name]
+    return replace(machine, storage=tuple(sorted([*kept, drive], key=lambda one: _ORDER.index(one.name))))

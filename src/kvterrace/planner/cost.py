@@ -1,0 +1,49 @@
+"""What a machine costs, and what else would do the same (R8)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from kvterrace.errors import ConfigError
+from kvterrace.planner.hardware import Machine
+from kvterrace.planner.layers import Model, Parallel
+from kvterrace.planner.sizing import hbm_budget
+
+__all__ = ["AMORTISED_YEARS", "AllInHbm", "all_in_hbm", "usd_per_million_tokens"]
+
+#: Years over which a machine's price is spread. Power and people are not counted.
+AMORTISED_YEARS = 3.0
+_YEAR_S = 365 * 86_400.0
+_MOST_ACCELERATORS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class AllInHbm:
+    """The accelerators that hold all sequences in HBM, and what they cost with the same host; None: no number does."""
+
+    accelerators: int | None
+    price_usd: float | None
+
+
+def all_in_hbm(model: Model, machine: Machine, tokens: int, sequences: int) -> AllInHbm:
+    """The fewest accelerators, doubled from one, whose HBM holds `sequences` of `tokens` at once, with one instance of
+    the model over all of them.
+    """
+    count = 1
+    while count <= _MOST_ACCELERATORS:
+        bigger = replace(machine, accelerator=replace(machine.accelerator, count=count))
+        try:
+            fits = hbm_budget(model, bigger, Parallel(count), tokens).sequences >= sequences
+        except ConfigError:  # cannot be divided over so many: as several instances then
+            fits = False
+        if fits:
+            return AllInHbm(count, bigger.without(*(one.name for one in machine.storage)).price_usd)
+        count *= 2
+    return AllInHbm(None, None)
+
+
+def usd_per_million_tokens(price_usd: float, output_tokens_per_s: float) -> float | None:
+    """Price of the machine for each million output tokens, if it did this all the time for three years."""
+    if not output_tokens_per_s or not price_usd:
+        return None
+    return price_usd / (AMORTISED_YEARS * _YEAR_S * output_tokens_per_s) * 1e6

@@ -1,0 +1,233 @@
+"""A whole plan: from a model, a load and a machine to a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from kvterrace.errors import ConfigError
+from kvterrace.planner.advice import TierVerdict, break_even_reuse, judge, tier_sets, with_drive
+from kvterrace.planner.cost import AllInHbm, all_in_hbm, usd_per_million_tokens
+from kvterrace.planner.decode import Decoding, HotHit, decoding, hot_hit
+from kvterrace.planner.endurance import Endurance, endurance, what_would_help
+from kvterrace.planner.hardware import Machine, usual_drive
+from kvterrace.planner.ladder import Point, Setup, evaluate
+from kvterrace.planner.layers import Model, Parallel
+from kvterrace.planner.links import LinkLoad, Shortfall, link_loads, step_shortfall
+from kvterrace.planner.restore import BreakEven, Choice, break_even, choose
+from kvterrace.planner.sizing import STARTING_SPLIT, HbmBudget, hbm_budget, split_nbytes
+from kvterrace.planner.workload import Workload
+
+__all__ = ["Plan", "default_parallel", "make_plan"]
+
+_LENGTHS = (1024, 4096, 16_384, 65_536, 131_072, 524_288, 1_048_576)
+_LONGEST_TRIED = 1 << 20
+_REUSES = tuple(step / 20 for step in range(1, 21))
+_MOST_POINTS = 12
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that was worked out. Bytes, seconds, bytes a second, US dollars.
+
+    Attributes:
+        total_nbytes: KV of all sequences, one copy; of it `active_nbytes` are of those that run at once.
+        split: where `total_nbytes` may lie, if it is idle or sparsely read; `split_source` says what the shares are from.
+        points: operating points, by the tiers that serve and then by the number of requests.
+        chosen: the point that is planned for: with all tiers, at the largest concurrency up to the one asked for that
+            HBM holds and that meets the target; a single request if none does. None where HBM holds not one sequence.
+        loads: of each link at that point.
+        shortfalls: a step that reads the KV of all sequences in `step_s`, against HBM and each path.
+        step_s: the target's time for an output token; without one, what a step takes if HBM held everything.
+        hot: of sparse decoding out of the farthest tier; None if HBM holds everything.
+        verdicts: tiers in order; an SSD is judged even where the machine has none.
+        needed_reuse: the least reuse from which on an SSD would gain enough; None: none does.
+    """
+
+    setup: Setup
+    total_nbytes: int
+    active_nbytes: int
+    split: Mapping[str, int]
+    split_source: str
+    points: Mapping[tuple[str, ...], tuple[Point, ...]]
+    chosen: Point | None
+    loads: tuple[LinkLoad, ...]
+    decoding: Decoding
+    hot: HotHit | None
+    shortfalls: tuple[Shortfall, ...]
+    step_s: float
+    choices: tuple[Choice, ...]
+    break_evens: tuple[BreakEven, ...]
+    wear: Endurance | None
+    verdicts: tuple[TierVerdict, ...]
+    needed_reuse: float | None
+    hbm_only: AllInHbm
+    usd_per_million_tokens: float | None
+    notes: tuple[str, ...]
+
+    @property
+    def idle_nbytes(self) -> int:
+        """KV of sequences that do not run, one copy."""
+        return self.total_nbytes - self.active_nbytes
+
+    @property
+    def budget(self) -> HbmBudget:
+        """HBM."""
+        return self.setup.budget
+
+    @property
+    def worth(self) -> tuple[str, ...]:
+        """Tiers below HBM that are worth having."""
+        return tuple(one.tier for one in self.verdicts if one.worth)
+
+
+def default_parallel(model: Model, count: int) -> Parallel:
+    """One instance over as many of `count` accelerators as the model can be divided over."""
+    for tp in range(count, 0, -1):
+        if count % tp:
+            continue
+        try:
+            model.check(Parallel(tp))
+        except ConfigError:
+            continue
+        return Parallel(tp)
+    return Parallel(1)
+
+
+def make_plan(model: Model, machine: Machine, load: Workload, parallel: Parallel | None = None) -> Plan:
+    """Work everything out. Raises ConfigError where model, machine and ranks do not go together."""
+    parallel = parallel or default_parallel(model, machine.accelerator.count)
+    budget = hbm_budget(model, machine, parallel, load.context_tokens)
+    setup = Setup(model, machine, parallel, budget, load)
+    sequence = model.sequence_nbytes(load.context_tokens)
+    total = load.concurrency * sequence
+    points = {tiers: _sweep(setup, tiers) for tiers in tier_sets(machine)}
+    chosen = _chosen(setup, points)
+    spilled = decoding(setup)
+    step_s = load.tpot_s or setup.engine.step_s(max(1, -(-load.concurrency // budget.instances)), load.context_tokens)
+    wear = _wear(setup, chosen)
+    shares, source = _split_shares(load)
+    return Plan(
+        setup,
+        total,
+        min(load.concurrency, budget.sequences) * sequence,
+        split_nbytes(total, shares),
+        source,
+        points,
+        chosen,
+        tuple(_loads(setup, chosen)),
+        spilled,
+        _hot(setup, spilled),
+        tuple(step_shortfall(machine, float(spilled.active_nbytes), step_s, setup.copies)),
+        step_s,
+        tuple(_choices(setup)),
+        tuple(break_even(setup.engine, path, max(_LONGEST_TRIED, load.context_tokens)) for path in setup.paths()),
+        wear,
+        tuple(_verdicts(setup, chosen, wear)),
+        _needed_reuse(setup, chosen),
+        all_in_hbm(model, machine, load.context_tokens, load.concurrency),
+        usd_per_million_tokens(machine.price_usd, chosen.output_tokens_per_s) if chosen is not None else None,
+        tuple(_notes(setup)),
+    )
+
+
+def _sweep(setup: Setup, tiers: tuple[str, ...]) -> tuple[Point, ...]:
+    asked, fits = setup.workload.concurrency, setup.budget.sequences
+    counts = {asked, *(1 << power for power in range(21) if 1 << power <= 2 * asked)}
+    if 0 < fits <= 2 * asked:
+        counts.add(fits)
+    ordered = sorted(counts)
+    while len(ordered) > _MOST_POINTS:  # the largest matter, the smallest are all alike
+        ordered.pop(1)
+    points = (evaluate(setup, count, tiers) for count in ordered)
+    return tuple(point for point in points if point is not None)
+
+
+def _chosen(setup: Setup, points: Mapping[tuple[str, ...], tuple[Point, ...]]) -> Point | None:
+    every = list(points.values())[-1]
+    asked = setup.workload.concurrency
+    held = [one for one in every if one.requests <= asked and one.running == one.requests]
+    meeting = [one for one in held if one.meets(setup.workload)]
+    if meeting:
+        return meeting[-1]
+    return held[0] if held else None  # the one that comes closest
+
+
+def _split_shares(load: Workload) -> tuple[Mapping[str, float], str]:
+    if load.trace is not None and len(load.trace.distances):
+        return load.trace.split(), "the trace: 50, 90 and 99 % of its hits"
+    return STARTING_SPLIT, "where to start without a trace"
+
+
+def _loads(setup: Setup, point: Point | None) -> list[LinkLoad]:
+    if point is None:
+        return []
+    down = {one.name: point.put_bytes_per_s for one in setup.machine.storage if one.name in {"dram", "ssd", "remote"}}
+    return link_loads(setup.machine, point.restored_bytes_per_s, down, setup.copies)
+
+
+def _wear(setup: Setup, point: Point | None) -> Endurance | None:
+    drive = setup.machine.tier("ssd")
+    if drive is None or point is None:
+        return None
+    full = max(setup.model.layers, key=lambda one: one.kv_heads)
+    factors = what_would_help(
+        1.0, kv_element_nbytes=setup.model.element_nbytes, query_heads=full.query_heads, kv_heads=full.kv_heads
+    )
+    return endurance(drive, point.put_bytes_per_s, factors)
+
+
+def _hot(setup: Setup, spilled: Decoding) -> HotHit | None:
+    """For sparse decoding out of the farthest tier: HBM has its even share of what a step reads."""
+    if not spilled.spills:
+        return None
+    path = setup.paths()[-1]
+    read = spilled.active_nbytes / setup.copies * min(1.0, spilled.sparse.tokens / setup.workload.context_tokens)
+    return hot_hit(path, read, min(1.0, spilled.hbm_nbytes / spilled.active_nbytes))
+
+
+def _choices(setup: Setup) -> list[Choice]:
+    longest = setup.model.max_context or max(_LENGTHS)
+    lengths = sorted({*(one for one in _LENGTHS if one <= longest), setup.workload.context_tokens})
+    return [choose(setup.engine, path, length) for path in setup.paths() for length in lengths]
+
+
+def _verdicts(setup: Setup, point: Point | None, wear: Endurance | None) -> list[TierVerdict]:
+    if point is None:
+        return []
+    found = []
+    for storage in setup.machine.storage:
+        mine = wear if storage.name == "ssd" else None
+        found.append(judge(setup, storage.name, point.requests, there=True, wear=mine))
+    if setup.machine.tier("ssd") is None:
+        found.append(judge(_with_usual_drive(setup), "ssd", point.requests, there=False))
+    return [one for one in found if one is not None]
+
+
+def _with_usual_drive(setup: Setup) -> Setup:
+    if setup.machine.tier("ssd") is not None:
+        return setup
+    return replace(setup, machine=with_drive(setup.machine.without("remote"), usual_drive()))
+
+
+def _needed_reuse(setup: Setup, point: Point | None) -> float | None:
+    if point is None or setup.workload.trace is not None:
+        return None
+    return break_even_reuse(_with_usual_drive(setup), "ssd", point.requests, _REUSES)
+
+
+def _notes(setup: Setup) -> list[str]:
+    model, load, budget = setup.model, setup.workload, setup.budget
+    notes = list(model.notes)
+    if model.max_context and load.context_tokens > model.max_context:
+        notes.append(
+            f"the configuration names {model.max_context:,} tokens as the longest context; {load.context_tokens:,} asked"
+        )
+    if setup.copies > 1.001:
+        notes.append(f"ranks hold the same KV {setup.copies:.3g} times over; tiers below are taken to keep one copy")
+    unused = setup.machine.accelerator.count - budget.instances * setup.parallel.ranks
+    if unused:
+        notes.append(f"{unused} accelerators are left over")
+    if budget.instances > 1:
+        notes.append(f"{budget.instances} instances share the load evenly; a sequence runs on one of them")
+    return notes

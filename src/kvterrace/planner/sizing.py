@@ -1,0 +1,99 @@
+"""How many bytes there are to keep, and where they fit (R1, R2, R3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kvterrace.errors import ConfigError
+from kvterrace.planner.hardware import Machine
+from kvterrace.planner.layers import Model, Parallel
+
+__all__ = ["STARTING_SPLIT", "HbmBudget", "hbm_budget", "split_nbytes"]
+
+#: Of HBM that is free after the weights, KV gets this much; the rest is for activations and workspace (R3).
+_KV_SHARE_OF_FREE = 0.7
+#: Where the KV of many sequences starts, before a trace says better (R2): idle or sparsely read KV only.
+STARTING_SPLIT: Mapping[str, float] = {"hbm": 0.2, "dram": 0.5, "ssd": 0.3}
+
+
+@dataclass(frozen=True, slots=True)
+class HbmBudget:
+    """HBM of one machine. Bytes; of the rank that holds most where it says so.
+
+    Attributes:
+        instances: copies of the model, each on tp x pp accelerators.
+        rank_weights_nbytes, rank_free_nbytes, rank_kv_nbytes: of one accelerator: weights, what they leave, and KV's
+            share of that (negative free: the weights do not fit).
+        rank_sequence_nbytes: that one sequence takes on the fullest rank.
+        sequences: that fit in all instances together.
+        kv_nbytes: KV's room in all accelerators together.
+        sequence_nbytes: that a sequence takes on all ranks of an instance.
+    """
+
+    instances: int
+    rank_memory_nbytes: int
+    rank_weights_nbytes: int
+    rank_free_nbytes: int
+    rank_kv_nbytes: int
+    rank_sequence_nbytes: int
+    sequences: int
+    kv_nbytes: int
+    sequence_nbytes: int
+
+    @property
+    def weights_fit(self) -> bool:
+        """Whether anything is left beside the weights."""
+        return self.rank_free_nbytes > 0
+
+    @property
+    def sequences_per_instance(self) -> int:
+        """Sequences that fit in one instance."""
+        return self.sequences // self.instances
+
+
+def hbm_budget(model: Model, machine: Machine, parallel: Parallel, tokens: int) -> HbmBudget:
+    """What HBM holds beside the weights, for sequences of `tokens`.
+
+    Weights are taken to lie evenly on an instance's ranks. KV may take 70 % of what they leave.
+
+    Raises:
+        ConfigError: there are fewer accelerators than one instance wants.
+    """
+    model.check(parallel)
+    count = machine.accelerator.count
+    instances = count // parallel.ranks
+    if not instances:
+        raise ConfigError(f"--tp {parallel.tp} x --pp {parallel.pp} wants {parallel.ranks} accelerators; {count} there")
+    weights = -(-model.weights_nbytes // parallel.ranks)
+    free = machine.accelerator.memory_nbytes - weights
+    kv = max(0, int(free * _KV_SHARE_OF_FREE))
+    rank_sequence = model.fullest_rank_nbytes(tokens, parallel)
+    per_instance = kv // rank_sequence if rank_sequence else 0
+    return HbmBudget(
+        instances,
+        machine.accelerator.memory_nbytes,
+        weights,
+        free,
+        kv,
+        rank_sequence,
+        instances * per_instance,
+        instances * parallel.ranks * kv,
+        model.held_nbytes(tokens, parallel),
+    )
+
+
+def split_nbytes(total_nbytes: int, shares: Mapping[str, float]) -> dict[str, int]:
+    """Bytes for each tier, by share; they add up to `total_nbytes`, the last tier takes the rest.
+
+    Raises:
+        ConfigError: shares that are negative or do not add up to 1.
+    """
+    if not shares or min(shares.values()) < 0 or abs(sum(shares.values()) - 1) > 1e-9:
+        raise ConfigError(f"split: shares {dict(shares)} must not be negative, and add up to 1")
+    parts: dict[str, int] = {}
+    *most, last = shares
+    for name in most:
+        parts[name] = min(round(total_nbytes * shares[name]), total_nbytes - sum(parts.values()))
+    parts[last] = total_nbytes - sum(parts.values())
+    return parts
