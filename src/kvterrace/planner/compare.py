@@ -38,7 +38,7 @@ def side_of(plan: Plan) -> Side:
     """One side of the comparison. Decoding is None where the weights do not fit, or no tier has the room."""
     setup, spilled = plan.setup, plan.decoding
     load, engine = setup.workload, setup.engine
-    last = 16 if load.prompt_tokens > 16 else load.prompt_tokens
+    last = min(16, load.prompt_tokens)
     prefix = load.prompt_tokens - last
     path = setup.paths()[-1] if setup.machine.storage else None
     loaded = None if path is None else path.load_s(setup.model.sequence_nbytes(prefix)) + engine.prefill_s(prefix, last)

@@ -68,11 +68,11 @@ def what_would_help(days: float, *, kv_element_nbytes: int, query_heads: int, kv
     """
     found = {}
     if kv_heads == query_heads and query_heads > 8 and query_heads % 8 == 0:
-        found["a model with 8 KV heads (GQA)"] = days * query_heads / 8
+        found["GQA: 8 KV heads"] = days * query_heads / 8
     if kv_element_nbytes > 1:
         found["8-bit KV"] = days * kv_element_nbytes
-    found["admission on the second put"] = days * 2
-    found["written when evicted from DRAM, not before"] = days * 2
+    found["admission: second put"] = days * 2
+    found["write on evict"] = days * 2
     return found
 
 

@@ -32,7 +32,7 @@ class Plan:
 
     Attributes:
         total_nbytes: KV of all sequences, one copy; of it `active_nbytes` are of those that run at once.
-        split: where `total_nbytes` may lie, if it is idle or sparsely read; `split_source` says what the shares are from.
+        split: where `total_nbytes` may lie, if it is idle or sparsely read; `split_source`: where the shares are from.
         points: operating points, by the tiers that serve and then by the number of requests.
         chosen: the point that is planned for: with all tiers, at the largest concurrency up to the one asked for that
             HBM holds and that meets the target; a single request if none does. None where HBM holds not one sequence.
@@ -221,7 +221,7 @@ def _notes(setup: Setup) -> list[str]:
     notes = list(model.notes)
     if model.max_context and load.context_tokens > model.max_context:
         notes.append(
-            f"the configuration names {model.max_context:,} tokens as the longest context; {load.context_tokens:,} asked"
+            f"the configuration allows {model.max_context:,} tokens of context, {load.context_tokens:,} are planned for"
         )
     if setup.copies > 1.001:
         notes.append(f"ranks hold the same KV {setup.copies:.3g} times over; tiers below are taken to keep one copy")

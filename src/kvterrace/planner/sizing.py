@@ -9,10 +9,10 @@ from kvterrace.errors import ConfigError
 from kvterrace.planner.hardware import Machine
 from kvterrace.planner.layers import Model, Parallel
 
-__all__ = ["STARTING_SPLIT", "HbmBudget", "hbm_budget", "split_nbytes"]
+__all__ = ["KV_SHARE_OF_FREE", "STARTING_SPLIT", "HbmBudget", "hbm_budget", "split_nbytes"]
 
 #: Of HBM that is free after the weights, KV gets this much; the rest is for activations and workspace (R3).
-_KV_SHARE_OF_FREE = 0.7
+KV_SHARE_OF_FREE = 0.7
 #: Where the KV of many sequences starts, before a trace says better (R2): idle or sparsely read KV only.
 STARTING_SPLIT: Mapping[str, float] = {"hbm": 0.2, "dram": 0.5, "ssd": 0.3}
 
@@ -67,7 +67,7 @@ def hbm_budget(model: Model, machine: Machine, parallel: Parallel, tokens: int) 
         raise ConfigError(f"--tp {parallel.tp} x --pp {parallel.pp} wants {parallel.ranks} accelerators; {count} there")
     weights = -(-model.weights_nbytes // parallel.ranks)
     free = machine.accelerator.memory_nbytes - weights
-    kv = max(0, int(free * _KV_SHARE_OF_FREE))
+    kv = max(0, int(free * KV_SHARE_OF_FREE))
     rank_sequence = model.fullest_rank_nbytes(tokens, parallel)
     per_instance = kv // rank_sequence if rank_sequence else 0
     return HbmBudget(
