@@ -252,7 +252,7 @@ def test_a_file_that_is_no_configuration(text: str, tmp_path: Path) -> None:
 
 
 def test_unknown_names_and_dtypes() -> None:
-    with pytest.raises(ConfigError, match="llama-3.1-70b"):
+    with pytest.raises(ConfigError, match=r"llama-3\.1-70b"):
         load_model("no-such-model")
     with pytest.raises(ConfigError, match="--kv-dtype int3"):
         kv_dtype_of("int3")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from kvterrace.planner.hardware import Machine
 from kvterrace.planner.layers import Model, Parallel
 from kvterrace.planner.links import Path, paths
+from kvterrace.planner.restore import first_token_s
 from kvterrace.planner.sizing import HbmBudget
 from kvterrace.planner.timing import Engine
 from kvterrace.planner.workload import Workload
@@ -104,7 +105,7 @@ def evaluate(setup: Setup, requests: int, tiers: tuple[str, ...]) -> Point | Non
     compute_s = engine.prefill_s(cached, load.prompt_tokens - cached)
     nbytes = _restored(setup, found, cached)
     restore_s, first_byte_s = _restore(setup, nbytes)
-    ttft_s = first_byte_s + restore_s + compute_s + max((running - 1) * restore_s, (local - 1) * compute_s)
+    ttft_s = first_token_s(running, restore_s, compute_s, local=local, first_byte_s=first_byte_s)
     rate = running / (ttft_s + decode_s)
     # Every layer's KV of every new token is made and put, also what a window forgets later.
     new = (load.context_tokens - cached) * setup.model.nbytes_per_token() + setup.model.sequence_nbytes(0)

@@ -8,7 +8,7 @@ from kvterrace.errors import ConfigError
 from kvterrace.planner.links import Path
 from kvterrace.planner.timing import Engine
 
-__all__ = ["BreakEven", "Choice", "break_even", "choose", "fit_line", "restore_burst_s", "shared_stages_s"]
+__all__ = ["BreakEven", "Choice", "break_even", "choose", "first_token_s"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,33 +76,11 @@ def break_even(engine: Engine, path: Path, longest: int) -> BreakEven:
     return BreakEven(path.tier, 16 * high, longest)
 
 
-def restore_burst_s(requests: int, nbytes: float, bytes_per_s: float, fixed_s: float = 0.0) -> float:
-    """Until the median of `requests` that ask at once, each for `nbytes`, has them all: the path is shared evenly, so
-    all end together, after all bytes were moved.
+def first_token_s(requests: int, restore_s: float, compute_s: float, *, local: int, first_byte_s: float = 0.0) -> float:
+    """Until the median of `requests` that ask at once has its first token.
+
+    Each passes two stages: the links, shared by all, and the accelerators, shared by the `local` ones of an instance. A
+    stage is shared evenly, so the slower one works all the time and all end together; the other is passed once (a flow
+    shop of equal jobs: Johnson, 1954).
     """
-    if requests < 1 or nbytes < 0 or bytes_per_s <= 0 or fixed_s < 0:
-        raise ConfigError("restore: give at least one request, and bandwidth above 0")
-    return fixed_s + requests * nbytes / bytes_per_s
-
-
-def shared_stages_s(requests: int, stages: tuple[float, ...]) -> float:
-    """The same for requests that pass several stages, each of which takes its time for each of them: the slowest stage
-    works all the time, the others are passed once (a flow shop of equal jobs; Johnson, 1954).
-    """
-    if not stages:
-        return 0.0
-    slowest = max(stages)
-    return sum(stages) + (requests - 1) * slowest
-
-
-def fit_line(first: tuple[float, float], second: tuple[float, float]) -> tuple[float, float]:
-    """Bytes and fixed seconds behind two measured (bandwidth, seconds) of one work: t = fixed + bytes / bandwidth.
-
-    Raises:
-        ConfigError: the same bandwidth twice.
-    """
-    (slow, slow_s), (fast, fast_s) = first, second
-    if not (slow > 0 and fast > 0) or slow == fast:
-        raise ConfigError("fit: give two different bandwidths above 0")
-    nbytes = (slow_s - fast_s) / (1 / slow - 1 / fast)
-    return nbytes, fast_s - nbytes / fast
+    return first_byte_s + restore_s + compute_s + max((requests - 1) * restore_s, (local - 1) * compute_s)
