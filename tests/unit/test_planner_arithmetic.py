@@ -23,7 +23,7 @@ GB = 10**9
 
 
 def a_model(**changes: object) -> Model:
-    """Two layers of 2 heads of 4, one KV head each; 100 weights a layer, 10 for the output; 16 B of KV a token, each."""
+    """Two layers of 2 heads of 4, one KV head each; 100 weights a layer, 10 for output; 16 B of KV a token, each."""
     layer = Layer("full attention", 1, 4, 4, query_heads=2, qk_dim=4, v_dim=4, params=100, active_params=100)
     made = Model("toy", "by hand", (layer, layer), "bfloat16", 2 * 220, 20, 10)
     return replace(made, **changes)  # type: ignore[arg-type]

@@ -30,11 +30,12 @@ _ORDER = ("hbm", "dram", "cxl", "ssd", "remote")
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """One of the three, and whether it speaks for the tier."""
+    """One of the three, and whether it speaks for the tier. `plain`: its no needs no other reason (R7)."""
 
     name: str
     holds: bool
     reason: str
+    plain: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +58,9 @@ class TierVerdict:
 
     @property
     def reason(self) -> str:
-        """The first constraint that speaks against it; else what it gains."""
-        return next((one.reason for one in self.constraints if not one.holds), self.constraints[-1].reason)
+        """A plain no; else the first constraint that speaks against it; else what it gains."""
+        against = sorted((one for one in self.constraints if not one.holds), key=lambda one: not one.plain)
+        return (against or self.constraints[-1:])[0].reason
 
 
 def tier_sets(machine: Machine) -> list[tuple[str, ...]]:
@@ -98,7 +100,7 @@ def _latency(setup: Setup, without: Point, point: Point) -> Constraint:
     target = setup.workload.ttft_s
     numbers = f"time to first token {duration(point.ttft_s)} with it, {duration(without.ttft_s)} without"
     if target is None:
-        holds = point.ttft_s <= without.ttft_s
+        holds = point.ttft_s <= 1.01 * without.ttft_s
         word = "no latency target given; it does not slow requests down" if holds else "it slows requests down"
         return Constraint("latency target", holds, f"{word}: {numbers}")
     if point.ttft_s <= target:
@@ -136,10 +138,12 @@ def _reuse(setup: Setup, point: Point, gain: float, tier: str) -> Constraint:
             f"{held:,} of them and DRAM {below:,}; no {tier} tier for contexts up to {LEAST_CONTEXT:,} tokens "
             f"({duration(whole)} is the most that it saves a request)"
         )
-        return Constraint("reuse", holds=False, reason=reason)
+        return Constraint("reuse", holds=False, reason=reason, plain=True)
     if not load.reuse:
         reason = f"no prefix is shared (reuse 0 %), so nothing is ever loaded: all {load.prompt_tokens:,} tokens of a"
-        return Constraint("reuse", holds=False, reason=f"{reason} prompt are computed, in {duration(whole)}")
+        return Constraint(
+            "reuse", holds=False, reason=f"{reason} prompt are computed, in {duration(whole)}", plain=True
+        )
     if gain < LEAST_GAIN:
         reason = f"reuse of {share(load.reuse)} gains {share(gain)} of throughput behind the nearer tiers"
         return Constraint("reuse", holds=False, reason=f"{reason}, under {share(LEAST_GAIN)}")

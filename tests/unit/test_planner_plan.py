@@ -1,0 +1,227 @@
+"""Whole plans: the three constraints in order, operating points, and each step of the arithmetic."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from kvterrace.errors import ConfigError
+from kvterrace.planner.advice import LEAST_GAIN, TierVerdict
+from kvterrace.planner.explain import steps
+from kvterrace.planner.hardware import load_machine
+from kvterrace.planner.layers import Parallel
+from kvterrace.planner.models import load_model
+from kvterrace.planner.plan import Plan, default_parallel, make_plan
+from kvterrace.planner.trace import TraceProfile
+from kvterrace.planner.verdict import verdict_lines
+from kvterrace.planner.workload import Workload
+
+LONG = Workload(131_072, concurrency=32, reuse=0.6)
+
+
+def planned(load: Workload, model: str = "llama-3.1-70b", machine: str = "8x-h100") -> Plan:
+    return make_plan(load_model(model), load_machine(machine), load)
+
+
+def ssd_of(plan: Plan) -> TierVerdict:
+    return next(one for one in plan.verdicts if one.tier == "ssd")
+
+
+def test_long_contexts_that_come_back_are_worth_an_ssd() -> None:
+    plan = planned(LONG)
+    assert plan.worth == ("dram", "ssd")
+    assert plan.total_nbytes == 1280 * 2**30
+    assert plan.active_nbytes == 8 * 40 * 2**30  # HBM holds 8 of the 32
+    assert plan.idle_nbytes == 24 * 40 * 2**30
+    assert plan.split == {"hbm": 256 * 2**30, "dram": 640 * 2**30, "ssd": 384 * 2**30}
+
+
+@pytest.mark.parametrize("context", [1024, 2048, 4096])
+def test_short_contexts_are_worth_no_ssd(context: int) -> None:
+    plan = planned(Workload(context, concurrency=32, reuse=0.9))
+    verdict = ssd_of(plan)
+    assert not verdict.worth
+    assert f"a context of {context:,} tokens" in verdict.reason
+    assert "no ssd tier" in verdict.reason
+
+
+def test_without_reuse_no_tier_is_worth_anything() -> None:
+    plan = planned(replace(LONG, reuse=0.0))
+    assert plan.worth == ()
+    assert "no prefix is shared" in ssd_of(plan).reason
+    assert verdict_lines(plan)[0] == "No tier below HBM is worth having for this load."
+    # All sets of tiers do the same then, and the plan says from which reuse on an SSD would gain.
+    rates = {points[-1].output_tokens_per_s for points in plan.points.values()}
+    assert max(rates) == pytest.approx(min(rates))
+    assert plan.needed_reuse is not None
+    gained = ssd_of(planned(replace(LONG, reuse=plan.needed_reuse)))
+    assert gained.gain >= LEAST_GAIN
+    less = ssd_of(planned(replace(LONG, reuse=plan.needed_reuse - 0.05)))
+    assert less.gain < LEAST_GAIN
+
+
+def test_the_target_comes_first() -> None:
+    """A target that not even one request meets with the SSD ends the matter, whatever the other two would say."""
+    verdict = ssd_of(planned(replace(LONG, ttft_s=0.001)))
+    assert [one.name for one in verdict.constraints] == ["latency target", "concurrency", "reuse", "endurance"]
+    assert not verdict.worth
+    assert verdict.reason == verdict.constraints[0].reason
+    assert "1 ms is missed by a factor of" in verdict.reason
+
+
+def test_the_operating_point_is_the_largest_that_meets_the_target() -> None:
+    plan = planned(replace(LONG, ttft_s=25.0))
+    assert plan.chosen is not None
+    every = list(plan.points.values())[-1]
+    meeting = [one.requests for one in every if one.ttft_s <= 25.0]
+    assert plan.chosen.requests == max(meeting) == 4  # 22 s; 8 take 44 s
+    assert "The largest concurrency that meets the target: 4 at once" in " ".join(verdict_lines(plan))
+
+
+def test_concurrency_when_dram_holds_everything() -> None:
+    plan = planned(Workload(16_384, concurrency=2, reuse=0.5, return_s=5.0))
+    verdict = ssd_of(plan)
+    assert not verdict.worth
+    assert verdict.constraints[0].holds
+    assert not verdict.constraints[1].holds
+    assert "the nearer tiers already find 50 % of 50 %" in verdict.reason
+
+
+def test_an_ssd_is_judged_where_there_is_none() -> None:
+    plan = planned(LONG, machine="8x-80gb")
+    verdict = ssd_of(plan)
+    assert verdict.worth
+    assert not verdict.there
+    assert any("a usual drive; the machine has none" in line for line in verdict_lines(plan))
+    assert plan.wear is None
+
+
+def test_weights_that_do_not_fit_are_said_first() -> None:
+    plan = planned(LONG, model="llama-3.1-405b")
+    assert verdict_lines(plan)[0].startswith("Impossible: 101 GB of weights for each accelerator of 80 GB")
+    assert plan.chosen is None
+    assert plan.verdicts == ()
+
+
+def test_a_sequence_that_hbm_does_not_hold() -> None:
+    plan = planned(replace(LONG, concurrency=1), machine="2x-80gb-ssd")
+    assert plan.chosen is None
+    assert verdict_lines(plan)[0].startswith("HBM holds not one sequence")
+    assert [one.tier for one in plan.decoding.spills] == ["dram", "ssd"]
+
+
+def test_impossible_steps_name_the_link_and_the_factor() -> None:
+    # 9 sequences of 80 GiB are 773 GB; in 10 ms that is 77.3 TB/s, of which HBM carries 8 x 3.35 x 0.8 = 21.4.
+    load = Workload(32_768, concurrency=9, tpot_s=0.01)
+    lines = " ".join(verdict_lines(planned(load, model="mha-70b")))
+    assert "Impossible: 773 GB of KV in a step of 10 ms is 77.3 TB/s; HBM carries 21.4 TB/s" in lines
+    assert "short by a factor of 3.6" in lines
+    assert "accelerator link, one of 8 (1,610.6 x)" in lines  # 77.3e12 / 48e9
+    assert "ssd (1,533.9 x)" in lines  # 77.3e12 / 50.4e9
+
+
+def test_gains_by_concurrency_are_those_of_the_sweep() -> None:
+    plan = planned(Workload(32_768, concurrency=16, reuse=0.8), model="qwen3-coder-480b", machine="8x-h200")
+    without, with_ssd = plan.points[("hbm", "dram")], plan.points[("hbm", "dram", "ssd")]
+    gains = [b.output_tokens_per_s / a.output_tokens_per_s - 1 for a, b in zip(without, with_ssd, strict=True)]
+    assert gains[0] < gains[3]  # a single request gains less than eight
+    at = next(one for one in with_ssd if plan.chosen is not None and one.requests == plan.chosen.requests)
+    assert ssd_of(plan).gain == pytest.approx(gains[with_ssd.index(at)])
+
+
+def test_a_point_of_the_sweep_by_hand() -> None:
+    """One request, nothing reused: prefill, then 512 steps."""
+    plan = planned(Workload(131_072, concurrency=1))
+    engine = plan.setup.engine
+    point = plan.points[()][0]
+    assert point.ttft_s == pytest.approx(engine.prefill_s(0, 130_560))
+    assert point.tpot_s == pytest.approx(engine.step_s(1, 131_072))
+    assert point.output_tokens_per_s == pytest.approx(512 / (point.ttft_s + 512 * point.tpot_s))
+    assert point.put_bytes_per_s == pytest.approx(point.requests_per_s * 131_072 * 327_680)
+
+
+def test_reuse_by_capacity_without_a_trace() -> None:
+    load = Workload(10_000, reuse=0.5, return_s=100.0)
+    assert load.found_share(0, 1000) == 0
+    # 100,000 tokens at 1,000 a second are kept for 100 s: 1 - 1/e of what comes back after 100 s on average.
+    assert load.found_share(100_000, 1000) == pytest.approx(0.5 * (1 - math.exp(-1)))
+    assert load.found_share(1e12, 1000) == pytest.approx(0.5)
+
+
+def test_reuse_by_capacity_from_a_trace() -> None:
+    distances = np.array([0.0, 10.0, 100.0, 1000.0])
+    trace = TraceProfile(4, 8, 4, 1.0, 16, 64, 64, 64, 10.0, 0.5, 1.0, 1.0, 1.0, distances, 8)
+    load = Workload(10_000, reuse=0.5, trace=trace)
+    assert load.found_share(16 * 50, 1e9) == pytest.approx(2 / 8)
+    assert load.found_share(16 * 5000, 1e9) == pytest.approx(4 / 8)
+    plan = make_plan(load_model("llama-3.1-8b"), load_machine("8x-h100"), load)
+    assert plan.split_source.startswith("the trace")
+    assert sum(plan.split.values()) == plan.total_nbytes
+    assert plan.needed_reuse is None
+
+
+@pytest.mark.parametrize(
+    ("model", "count", "tp"),
+    [
+        ("llama-3.1-70b", 8, 8),
+        ("smollm2-135m", 8, 1),
+        ("smollm2-135m", 6, 3),
+        ("qwen2.5-32b", 16, 8),
+        ("deepseek-v3", 16, 16),
+    ],
+)
+def test_default_ranks_are_as_many_as_divide_the_heads(model: str, count: int, tp: int) -> None:
+    assert default_parallel(load_model(model), count) == Parallel(tp)  # 40 heads over 16: 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "option"),
+    [
+        ({"context_tokens": 0}, "--context 0"),
+        ({"context_tokens": -1}, "--context -1"),
+        ({"context_tokens": 1 << 40}, "--context"),
+        ({"concurrency": 0}, "--concurrency 0"),
+        ({"concurrency": 10**9}, "--concurrency"),
+        ({"output_tokens": 0}, "--output 0"),
+        ({"output_tokens": 131_072}, "--output 131072"),
+        ({"reuse": 1.5}, "--reuse 1.5"),
+        ({"reuse": -0.1}, "--reuse -0.1"),
+        ({"reuse": float("nan")}, "--reuse nan"),
+        ({"ttft_s": 0.0}, "--ttft 0.0 s"),
+        ({"tpot_s": float("inf")}, "--tpot inf s"),
+        ({"return_s": -1.0}, "--return -1.0 s"),
+    ],
+)
+def test_loads_that_cannot_be(changes: dict[str, float], option: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        replace(LONG, **changes)  # type: ignore[arg-type]
+    assert str(refused.value).startswith(option)
+
+
+@pytest.mark.parametrize(
+    ("model", "machine"),
+    [
+        ("llama-3.1-70b", "8x-h100"),
+        ("gpt-oss-120b", "8x-h100-cxl"),
+        ("deepseek-v3.2", "8x-h200"),
+        ("qwen3-next-80b-a3b", "8x-h100-array"),
+        ("llama-3.1-70b", "2x-80gb-ssd"),
+        ("llama-3.1-405b", "8x-h100"),
+        ("gemma-3n-e4b", "1x-rtx-4090"),
+    ],
+)
+def test_each_step_of_the_arithmetic_evaluates_to_its_result(model: str, machine: str) -> None:
+    plan = planned(Workload(32_768, concurrency=4, reuse=0.5), model, machine)
+    shown = steps(plan)
+    assert len(shown) > 8
+    for step in shown:
+        value = eval(step.expression.replace(" x ", " * "), {"floor": math.floor, "max": max, "min": min})
+        assert value == pytest.approx(step.result, rel=1e-9), step.title
+        assert step.source
+    titles = [step.title for step in shown]
+    total = next(step for step in shown if step.title == "KV of 4 sequences")
+    assert total.result == plan.total_nbytes
+    assert titles.index("KV of 4 sequences") < titles.index("weights on one accelerator")
