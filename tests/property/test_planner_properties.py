@@ -32,12 +32,13 @@ from kvterrace.planner.workload import Workload
 MODELS = sorted({str(entry["name"]) for entry in shipped_models().values()})
 FAMILIES = sorted(PLAIN | set(HYBRID) | {"deepseek_v3", "longcat_flash", "unknown"})
 NAMES = [
-    "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size",
-    "vocab_size", "max_position_embeddings", "torch_dtype", "sliding_window", "layer_types", "kv_lora_rank",
-    "num_experts", "num_experts_per_tok", "moe_intermediate_size", "quantization_config", "text_config", "tie_word_embeddings",
-    "num_kv_shared_layers", "attention_chunk_size", "no_rope_layers", "mamba_d_state", "full_attention_interval",
-    "linear_num_key_heads", "hybrid_override_pattern", "use_sliding_window", "max_window_layers", "per_layer_config",
-    "attn_layer_period", "conv_L_cache", "first_k_dense_replace", "mlp_layer_types", "sliding_window_pattern",
+    "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "intermediate_size", "vocab_size", "max_position_embeddings", "torch_dtype", "sliding_window", "layer_types",
+    "kv_lora_rank", "num_experts", "num_experts_per_tok", "moe_intermediate_size", "quantization_config",
+    "text_config", "tie_word_embeddings", "num_kv_shared_layers", "attention_chunk_size", "no_rope_layers",
+    "mamba_d_state", "full_attention_interval", "linear_num_key_heads", "hybrid_override_pattern",
+    "use_sliding_window", "max_window_layers", "per_layer_config", "attn_layer_period", "conv_L_cache",
+    "first_k_dense_replace", "mlp_layer_types", "sliding_window_pattern",
 ]  # fmt: skip
 SCALARS = st.one_of(
     st.none(),

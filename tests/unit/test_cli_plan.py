@@ -17,7 +17,7 @@ GOLDEN = Path(__file__).parent.parent / "fixtures" / "planner"
 #: What each golden file was made from: `kvterrace plan ... --json`.
 GOLDEN_ARGUMENTS = {
     "llama-128k": ["--model", "llama-3.1-70b", "--context", "128k", "--concurrency", "32", "--reuse", "60%"],
-    "coder-array": ["--model", "qwen3-coder-480b", "--context", "30k", "--reuse", "0.8", "--hardware", "8x-h100-array"],
+    "qwen-array": ["--model", "qwen3-235b-a22b", "--context", "32k", "--reuse", "0.8", "--hardware", "8x-h100-array"],
     "short": [
         "--model",
         "llama-3.1-8b",
@@ -73,7 +73,7 @@ def test_golden_files(name: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_tables_begin_with_the_verdict(capsys: pytest.CaptureFixture[str]) -> None:
     shown = run(capsys, *GOLDEN_ARGUMENTS["llama-128k"])
-    assert shown.startswith("- Worth having below HBM: DRAM and SSD.\n")
+    assert shown.startswith("- Worth having below HBM: DRAM, SSD.\n")
     assert "hbm 256 GiB, dram 640 GiB, ssd 384 GiB" in shown
     assert "327,680" in shown
     assert "40 GiB = 42.9 GB" in shown
@@ -136,7 +136,7 @@ def test_the_page_stands_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_names_are_escaped_on_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = {
         "model_type": "llama", "_name_or_path": "<script>alert(1)</script>[bold]", "num_hidden_layers": 2,
-        "hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 8, "intermediate_size": 128, "vocab_size": 99,
+        "hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 8, "intermediate_size": 99, "vocab_size": 9,
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
     page = tmp_path / "plan.html"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvterrace.errors import ConfigError
-from kvterrace.planner.advice import LEAST_GAIN, TierVerdict
+from kvterrace.planner.advice import LEAST_GAIN, TierVerdict, least_gain
 from kvterrace.planner.explain import steps
 from kvterrace.planner.hardware import load_machine
 from kvterrace.planner.layers import Parallel
@@ -95,6 +95,8 @@ def test_an_ssd_is_judged_where_there_is_none() -> None:
     verdict = ssd_of(plan)
     assert verdict.worth
     assert not verdict.there
+    assert "SSD (which the machine lacks)" in verdict_lines(plan)[0]
+    assert "ssd" not in plan.worth
     assert any("a usual drive; the machine has none" in line for line in verdict_lines(plan))
     assert plan.wear is None
 
@@ -222,6 +224,22 @@ def test_each_step_of_the_arithmetic_evaluates_to_its_result(model: str, machine
         assert value == pytest.approx(step.result, rel=1e-9), step.title
         assert step.source
     titles = [step.title for step in shown]
-    total = next(step for step in shown if step.title == "KV of 4 sequences")
+    total = next(step for step in shown if step.title == "KV of all 4")
     assert total.result == plan.total_nbytes
-    assert titles.index("KV of 4 sequences") < titles.index("weights on one accelerator")
+    assert titles.index("KV of all 4") < titles.index("weights on one accelerator")
+
+
+def test_a_tier_has_to_gain_its_part_of_the_price() -> None:
+    machine = load_machine("8x-h100-array")  # $350,000, of which the array is 40,000: 12.9 % of the rest
+    assert least_gain(machine, "remote") == pytest.approx((40_000 / 310_000, 40_000))
+    assert least_gain(machine, "dram") == (0.05, 0.0)
+    dear = replace(machine, storage=tuple(replace(one, price_usd=200_000.0) for one in machine.storage))
+    load = Workload(32_768, concurrency=16, reuse=0.8)
+    model = load_model("qwen3-235b-a22b")
+    cheap_verdict, dear_verdict = (
+        next(one for one in make_plan(model, box, load).verdicts if one.tier == "remote") for box in (machine, dear)
+    )
+    assert cheap_verdict.worth  # gains 26 %
+    assert not dear_verdict.worth
+    assert dear_verdict.gain == cheap_verdict.gain
+    assert "of the machine's price" in dear_verdict.reason

@@ -86,3 +86,30 @@ def test_tiered_in_front_of_all_hbm_at_batch_8() -> None:
     nbytes = load_model("llama-3.1-70b").sequence_nbytes(131_072)
     assert 8 * nbytes / 2.0 == pytest.approx(171.8e9, rel=0.001)
     assert load_machine("8x-h100").accelerator_link.usable_bytes_per_s == pytest.approx(384e9)
+
+
+#: Throughput of the array against the local drive, as published, by requests at once.
+GAINS = {8: 0.29, 16: 0.40, 32: 0.355}
+
+
+def test_gains_follow_from_the_first_tokens_and_one_decoding_time() -> None:
+    """A closed loop answers requests / (first token + decoding) a second. One figure gives the decoding time; the two
+    others follow from it.
+    """
+    local = {requests: ttft_s for requests, _, ttft_s in LOCAL}
+    array = {requests: ttft_s for requests, _, ttft_s in ARRAY}
+    decode_s = (local[8] - (1 + GAINS[8]) * array[8]) / GAINS[8]
+    assert decode_s == pytest.approx(1.57, abs=0.01)
+    for requests in (16, 32):
+        gain = (local[requests] + decode_s) / (array[requests] + decode_s) - 1
+        assert gain == pytest.approx(GAINS[requests], abs=0.025)
+
+
+def test_18_times_the_tokens_do_not_follow_from_13_times_the_first_token() -> None:
+    """149.5 s -> 11.85 s and 4.1 -> 74.9 tokens/s at 16 requests: in a closed loop n x answer / (first token +
+    decoding) is the throughput, and both figures hold only for a decoding time below zero. A median is not a mean.
+    """
+    answer = (149.5 - 11.85) / (16 / 4.1 - 16 / 74.9)  # tokens, of both equations
+    decode_s = 16 * answer / 74.9 - 11.85
+    assert answer == pytest.approx(37.3, abs=0.1)
+    assert decode_s == pytest.approx(-3.9, abs=0.1)

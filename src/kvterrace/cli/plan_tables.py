@@ -7,7 +7,7 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.table import Table
 
-from kvterrace.cli.tables import safe, stdout, table
+from kvterrace.cli.tables import count, safe, stdout, table
 from kvterrace.planner.compare import Side
 from kvterrace.planner.explain import steps
 from kvterrace.planner.ladder import Point
@@ -85,7 +85,7 @@ def _kv_table(plan: Plan) -> Table:
     rows += [
         (f"KV of a sequence of {load.context_tokens:,} tokens", sequence, "one copy"),
         ("  on a rank", max(stages), where if min(stages) == max(stages) else f"{where}; least {gib(min(stages))}"),
-        (f"KV of {load.concurrency:,} sequences", plan.total_nbytes, "active + idle"),
+        (f"KV of {count(load.concurrency, 'sequence')}", plan.total_nbytes, "active + idle"),
         ("  active: of those that run", plan.active_nbytes, "dense attention reads all of it at each step"),
         ("  idle", plan.idle_nbytes, "kept for reuse, on any tier"),
     ]
@@ -95,7 +95,7 @@ def _kv_table(plan: Plan) -> Table:
         (
             "HBM for KV, all accelerators",
             budget.kv_nbytes,
-            f"70 % of what weights leave: {budget.sequences:,} sequences",
+            f"70 % of what weights leave: {count(budget.sequences, 'sequence')}",
         ),
     ]
     for name, nbytes, note in rows:
@@ -120,8 +120,8 @@ def _sweep_table(plan: Plan) -> Table | None:
         cells = [f"{duration(point.ttft_s)}  {point.output_tokens_per_s:,.0f}/s" for point in row]
         style = "bold" if last.requests == plan.chosen.requests else None
         mark = " *" if last.meets(load) and (load.ttft_s or load.tpot_s) else ""
-        count = f"{last.requests:,}" if last.running == last.requests else f"{last.requests:,} ({last.running:,} run)"
-        made.add_row(count + mark, *cells, duration(last.tpot_s), style=style)
+        asked = f"{last.requests:,}" if last.running == last.requests else f"{last.requests:,} ({last.running:,} run)"
+        made.add_row(asked + mark, *cells, duration(last.tpot_s), style=style)
     return made
 
 
@@ -208,9 +208,7 @@ def _print_cost(out: Console, plan: Plan) -> None:
     words = [f"price about {usd(machine.price_usd)}"]
     if plan.usd_per_million_tokens is not None:
         words.append(f"{usd(plan.usd_per_million_tokens)} for a million output tokens over three years")
-    count = plan.setup.workload.concurrency
     if only.accelerators is not None and only.price_usd is not None:
-        words.append(
-            f"all {count:,} sequences in HBM take {only.accelerators} accelerators, about {usd(only.price_usd)}"
-        )
+        needed, held = count(only.accelerators, "accelerator"), count(plan.setup.workload.concurrency, "sequence")
+        words.append(f"{held} in HBM: {needed}, about {usd(only.price_usd)}")
     out.print(f"cost: {'; '.join(words)}", soft_wrap=True)

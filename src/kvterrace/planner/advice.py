@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from kvterrace.planner.endurance import Endurance
 from kvterrace.planner.hardware import Machine, Storage
 from kvterrace.planner.ladder import Point, Setup, evaluate
-from kvterrace.planner.units import bandwidth, duration, gib, share
+from kvterrace.planner.units import bandwidth, duration, gib, share, usd
 
 __all__ = [
     "LEAST_CONTEXT",
@@ -17,13 +17,14 @@ __all__ = [
     "TierVerdict",
     "break_even_reuse",
     "judge",
+    "least_gain",
     "tier_sets",
     "with_drive",
 ]
 
 #: Below this a prompt is computed in well under a second, and HBM and DRAM hold thousands of them.
 LEAST_CONTEXT = 4096
-#: A tier that brings less throughput than this is not worth its price and its operation.
+#: A tier that brings less throughput than this is not worth operating.
 LEAST_GAIN = 0.05
 _ORDER = ("hbm", "dram", "cxl", "ssd", "remote")
 
@@ -144,18 +145,32 @@ def _reuse(setup: Setup, point: Point, gain: float, tier: str) -> Constraint:
         return Constraint(
             "reuse", holds=False, reason=f"{reason} prompt are computed, in {duration(whole)}", plain=True
         )
-    if gain < LEAST_GAIN:
-        reason = f"reuse of {share(load.reuse)} gains {share(gain)} of throughput behind the nearer tiers"
-        return Constraint("reuse", holds=False, reason=f"{reason}, under {share(LEAST_GAIN)}")
+    least, price = least_gain(setup.machine, tier)
+    cost = f", for {usd(price)}" if price else ""
+    if gain < least:
+        reason = f"reuse of {share(load.reuse)} gains {share(gain)} of throughput behind the nearer tiers{cost}"
+        why = "of the machine's price" if least > LEAST_GAIN else "that it should"
+        return Constraint("reuse", holds=False, reason=f"{reason}, under the {share(least)} {why}")
     found = share(point.found.get(tier, 0.0))
-    return Constraint("reuse", holds=True, reason=f"{share(gain)} more throughput: {found} of a prompt is found in it")
+    reason = f"{share(gain)} more throughput{cost}: {found} of a prompt is found in it"
+    return Constraint("reuse", holds=True, reason=reason)
+
+
+def least_gain(machine: Machine, tier: str) -> tuple[float, float]:
+    """What a tier has to gain, and its price: 5 %, or its part of the price of the rest where that is more. DRAM is
+    there anyway.
+    """
+    storage = machine.tier(tier)
+    price = storage.price_usd if storage is not None and tier != "dram" else 0.0
+    rest = machine.price_usd - price
+    return max(LEAST_GAIN, price / rest if rest > 0 else 0.0), price
 
 
 def break_even_reuse(setup: Setup, tier: str, requests: int, reuses: Sequence[float]) -> float | None:
     """The least of `reuses` from which on the tier gains as much as it has to. None: none of them."""
     for reuse in sorted(reuses):
         verdict = judge(replace(setup, workload=replace(setup.workload, reuse=reuse)), tier, requests, there=True)
-        if verdict is not None and verdict.gain >= LEAST_GAIN:
+        if verdict is not None and verdict.gain >= least_gain(setup.machine, tier)[0]:
             return reuse
     return None
 

@@ -105,7 +105,7 @@ def _kv(plan: Plan) -> Iterator[Step]:
     source = "tokens that each layer keeps: all, or its window"
     yield _bytes(f"KV of a sequence of {tokens:,} tokens", " + ".join(per_sequence) or "0", sequence, source)
     total = f"{load.concurrency} x {sequence}"
-    yield _bytes(f"KV of {load.concurrency} sequences", total, plan.total_nbytes, "concurrency x sequence")
+    yield _bytes(f"KV of all {load.concurrency}", total, plan.total_nbytes, "concurrency x sequence")
     for tier, nbytes in plan.split.items():
         part = nbytes / plan.total_nbytes if plan.total_nbytes else 0.0
         shown = f"{plan.total_nbytes} x {part!r}"

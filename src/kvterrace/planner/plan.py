@@ -77,8 +77,8 @@ class Plan:
 
     @property
     def worth(self) -> tuple[str, ...]:
-        """Tiers below HBM that are worth having."""
-        return tuple(one.tier for one in self.verdicts if one.worth)
+        """Tiers of the machine, below HBM, that are worth having."""
+        return tuple(one.tier for one in self.verdicts if one.worth and one.there)
 
 
 def default_parallel(model: Model, count: int) -> Parallel:

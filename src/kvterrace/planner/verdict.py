@@ -20,8 +20,8 @@ def verdict_lines(plan: Plan) -> list[str]:
     lines += _running(plan)
     if plan.needed_reuse is not None and not plan.setup.workload.reuse:
         lines.append(
-            f"From a reuse of about {share(plan.needed_reuse)} on, an SSD would bring 5 % more throughput: say with "
-            "--reuse or --trace what the load has."
+            f"From a reuse of about {share(plan.needed_reuse)} on an SSD would gain enough: say with --reuse or "
+            "--trace what the load has."
         )
     return lines + _impossible(plan)
 
@@ -37,10 +37,11 @@ def _tiers(plan: Plan) -> str:
             f"HBM holds not one sequence: each accelerator has {room} for KV, of which a sequence takes {sequence}. "
             "Exact decoding waits at every step for what lies below."
         )
-    worth = [_WORDS[one.tier] for one in plan.verdicts if one.worth]
+    worth = [_WORDS[tier] for tier in plan.worth]
+    worth += [f"{_WORDS[one.tier]} (which the machine lacks)" for one in plan.verdicts if one.worth and not one.there]
     if not worth:
         return "No tier below HBM is worth having for this load."
-    return f"Worth having below HBM: {' and '.join(worth)}."
+    return f"Worth having below HBM: {', '.join(worth)}."
 
 
 def _running(plan: Plan) -> list[str]:
@@ -78,7 +79,12 @@ def _impossible(plan: Plan) -> list[str]:
             f"Impossible: {active} of KV in a step of {step} is {bandwidth(hbm.need_bytes_per_s)}; HBM carries "
             f"{bandwidth(hbm.usable_bytes_per_s)}, which is short by a factor of {hbm.factor:,.1f}."
         )
-    if not plan.decoding.fits:
+    exact = [f"{duration(one.exact_tpot_s)} out of {one.tier}" for one in plan.decoding.spills if one.fits]
+    if exact:
+        lines.append(
+            f"All at once, exactly, with what HBM does not hold read at each step: a token in {', '.join(exact)}."
+        )
+    if not plan.decoding.fits and plan.setup.workload.tpot_s is not None:
         broken = [f"{one.link} ({one.factor:,.1f} x)" for one in plan.shortfalls if one.factor > 1 and one is not hbm]
         if broken:
             lines.append(
