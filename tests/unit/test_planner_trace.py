@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import random
 from collections import OrderedDict
@@ -67,13 +68,13 @@ def conversations(seed: int) -> list[Asked]:
 @pytest.mark.parametrize("capacity", [1, 2, 5, 17, 60, 10_000])
 def test_hits_are_those_of_an_lru_cache(seed: int, capacity: int) -> None:
     requests = conversations(seed)
-    profile = profile_trace(requests, "made")
+    profile = profile_trace(lambda: requests, "made")
     ours = profile.hit_share(capacity * profile.block_tokens) * profile.blocks
     assert round(ours) == lru_hits(requests, capacity)
 
 
 def test_a_small_trace_by_hand() -> None:
-    profile = profile_trace([asked(0, 1, 2), asked(10, 1, 3), asked(40, 1, 2)], "made")
+    profile = profile_trace(lambda: [asked(0, 1, 2), asked(10, 1, 3), asked(40, 1, 2)], "made")
     assert (profile.requests, profile.blocks, profile.distinct_blocks, profile.block_tokens) == (3, 6, 3, 16)
     # Seen before: 1 at once, then 1 and 2. The stack, most recent first, before each: (1 2), (1 3 2).
     assert profile.reuse == pytest.approx(3 / 6)
@@ -92,8 +93,8 @@ def test_sampled_distances_are_close_to_all_of_them() -> None:
     requests = [
         asked(turn, *range(1000 * (one := int(300 * rng.random() ** 3)), 1000 * one + 40)) for turn in range(3000)
     ]
-    exact = profile_trace(requests, "made")
-    part = profile_trace(requests, "made", sampled_accesses=12_000)
+    exact = profile_trace(lambda: requests, "made")
+    part = profile_trace(lambda: requests, "made", sampled_accesses=12_000)
     assert part.sampled == pytest.approx(0.1)
     for blocks in (400, 2000, 6000):
         assert part.hit_share(16 * blocks) == pytest.approx(exact.hit_share(16 * blocks), abs=0.06)
@@ -101,14 +102,63 @@ def test_sampled_distances_are_close_to_all_of_them() -> None:
 
 def test_traces_that_say_nothing() -> None:
     with pytest.raises(ConfigError, match="no request"):
-        profile_trace([], "empty")
+        profile_trace(list, "empty")
     with pytest.raises(ConfigError, match="input_length"):
-        profile_trace([Asked(0.0, np.array([1, 2], np.int64))], "no lengths")
-    once = profile_trace([asked(0, 1), asked(1, 2)], "once")
+        profile_trace(lambda: [Asked(0.0, np.array([1, 2], np.int64))], "no lengths")
+    once = profile_trace(lambda: [asked(0, 1), asked(1, 2)], "once")
     assert once.reuse == 0
     assert once.hit_share(1e9) == 0
     with pytest.raises(ConfigError, match="asked for twice"):
         once.split()
+
+
+@pytest.mark.parametrize(("whole", "tokens"), [(True, 512 * 20 - 100), (False, 512 * 20 + 100)])
+def test_blocks_that_are_not_full_do_not_change_their_size(whole: bool, tokens: int) -> None:
+    """The last block of a prompt may be there and not full, or not be there."""
+    requests = [Asked(turn, np.arange(20), tokens + 7 * turn % 90, 5) for turn in range(40)]
+    requests.append(Asked(41, np.arange(1), 512 - 500 if whole else 512 + 500, 5))
+    assert profile_trace(lambda: requests, "made").block_tokens == pytest.approx(512, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"timestamp": Infinity, "hash_ids": [1], "input_length": 9}',
+        '{"timestamp": NaN, "hash_ids": [1], "input_length": 9}',
+        '{"timestamp": 1, "hash_ids": [1], "input_length": Infinity}',
+        '{"timestamp": 1, "hash_ids": [1], "input_length": -9}',
+        '{"timestamp": 1, "hash_ids": [1], "input_length": 9, "output_length": -9}',
+        '{"timestamp": 1, "hash_ids": [1], "input_length": 99999999999}',
+        '{"timestamp": 1, "hash_ids": [[1]], "input_length": 9}',
+        '{"timestamp": 1, "hash_ids": [1e400], "input_length": 9}',
+        '{"timestamp": 1, "hash_ids": [99999999999999999999], "input_length": 9}',
+        '{"timestamp": 1, "hash_ids": [], "input_length": 9}',
+        '{"timestamp": 1, "hash_runs": [1], "input_length": 9}',
+        '{"timestamp": 1, "hash_runs": [1, -1], "input_length": 9}',
+        '{"timestamp": 1}',
+        "[]",
+        "7",
+        '"x"',
+        "[" * 100_000,
+        "\x00\udcff",
+    ],
+)
+def test_lines_that_are_no_request_are_refused(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_bytes(line.encode("utf-8", "surrogateescape") + b"\n")
+    with pytest.raises(ConfigError) as refused:
+        profile_trace(lambda: read_trace(path), str(path))
+    assert str(path) in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_cut_archive_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl.gz"
+    whole = gzip.compress(b'{"timestamp": 1, "hash_ids": [1], "input_length": 9}\n' * 1000)
+    for cut in (whole[: len(whole) // 2], whole[:20] + b"\xff" * 20 + whole[40:], b"no archive"):
+        path.write_bytes(cut)
+        with pytest.raises(ConfigError, match=r"trace\.jsonl\.gz"):
+            profile_trace(lambda: read_trace(path), str(path))
 
 
 @pytest.mark.skipif("KVTERRACE_TRACES" not in os.environ, reason="KVTERRACE_TRACES names no folder with traces")
@@ -123,6 +173,6 @@ def test_traces_that_say_nothing() -> None:
     ],
 )
 def test_published_hits_to_the_block(name: str, capacity: int, hits: int) -> None:
-    requests = read_trace(Path(os.environ["KVTERRACE_TRACES"]) / f"{name}.jsonl.gz")
-    profile = profile_trace(requests, name)
+    path = Path(os.environ["KVTERRACE_TRACES"]) / f"{name}.jsonl.gz"
+    profile = profile_trace(lambda: read_trace(path), name)
     assert round(profile.hit_share(capacity * profile.block_tokens) * profile.blocks) == hits

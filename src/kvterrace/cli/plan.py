@@ -141,7 +141,7 @@ def _workload(
     profile: TraceProfile | None = None
     if trace is not None:
         with stderr.status("reading the trace"):
-            profile = profile_trace(read_trace(trace), str(trace))
+            profile = profile_trace(lambda: read_trace(trace), str(trace))
     answer = parse_tokens(output, "--output") if output is not None else None
     if answer is None:
         answer = max(1, round(profile.output_mean)) if profile is not None else _DEFAULT_OUTPUT

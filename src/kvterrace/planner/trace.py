@@ -7,7 +7,7 @@ the id alone is looked at, and distances are scaled up (SHARDS: Waldspurger et a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,6 +21,7 @@ __all__ = ["Request", "TraceProfile", "profile_trace"]
 _SAMPLED_ACCESSES = 400_000
 _HASH = np.uint64(0x9E3779B97F4A7C15)
 _HASH_BITS = 24
+_MAX_TOKENS = 1 << 30
 #: Tiers take the capacities at which these shares of all hits are served from them or nearer ones.
 _SPLIT_AT = {"hbm": 0.5, "dram": 0.9, "ssd": 0.99}
 
@@ -100,28 +101,32 @@ class TraceProfile:
         return {"hbm": hbm, "dram": dram, "ssd": max(0.0, 1 - hbm - dram)}
 
 
-def profile_trace(requests: Iterable[Request], name: str, *, sampled_accesses: int = _SAMPLED_ACCESSES) -> TraceProfile:
-    """Go through a trace. Raises ConfigError where it holds no request, or none that says how long its prompt is."""
-    everything = list(requests)
-    blocks = sum(len(one.ids) for one in everything)
+def profile_trace(
+    read: Callable[[], Iterable[Request]], name: str, *, sampled_accesses: int = _SAMPLED_ACCESSES
+) -> TraceProfile:
+    """Go through a trace, twice: `read` begins anew each time it is called.
+
+    Raises:
+        ConfigError: it holds no request, one that cannot be, or none that says how long its prompt is.
+    """
+    lengths, outputs, times, counts = _first_pass(read(), name)
+    blocks = int(counts.sum())
     if not blocks:
         raise ConfigError(f"--trace {name}: no request with a block in it")
-    lengths = np.array([one.input_tokens for one in everything], np.int64)
     if not lengths.any():
         raise ConfigError(f"--trace {name}: input_length: missing: how many tokens a block has is not known")
-    ratios = [one.input_tokens / len(one.ids) for one in everything if len(one.ids)]
-    block_tokens = max(1, round(max(ratios)))
-    times = np.array([one.at_s for one in everything])
+    # A prompt's last block may be left out, or be there and not full: long prompts tell best.
+    long = counts >= min(16, int(counts.max()))
+    block_tokens = max(1, round(float((lengths[long] / counts[long]).max())))
     threshold = min(1.0, sampled_accesses / blocks)
-    sampled = [_sample(one.ids, threshold) for one in everything]
+    sampled = [_sample(one.ids, threshold) for one in read()]
     distances, intervals, distinct = _distances(sampled, times)
     accesses = sum(len(one) for one in sampled)
     if threshold < 1:
         distances = distances / threshold
         distinct = round(distinct / threshold)
-    outputs = [one.output_tokens for one in everything]
     return TraceProfile(
-        len(everything),
+        len(lengths),
         blocks,
         distinct,
         float(times.max() - times.min()),
@@ -137,6 +142,22 @@ def profile_trace(requests: Iterable[Request], name: str, *, sampled_accesses: i
         np.sort(distances),
         accesses,
     )
+
+
+def _first_pass(
+    requests: Iterable[Request], name: str
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+    """Of each request: prompt and answer in tokens, time, blocks."""
+    rows = []
+    for number, one in enumerate(requests, 1):
+        if not (0 <= one.input_tokens < _MAX_TOKENS and 0 <= one.output_tokens < _MAX_TOKENS):
+            raise ConfigError(f"--trace {name}: request {number}: input_length or output_length is no length in tokens")
+        if not np.isfinite(one.at_s):
+            raise ConfigError(f"--trace {name}: request {number}: timestamp: {one.at_s} is no time")
+        rows.append((one.input_tokens, one.output_tokens, one.at_s, len(one.ids)))
+    table = np.array(rows, np.float64).reshape(-1, 4)
+    whole = table.astype(np.int64)
+    return whole[:, 0], whole[:, 1], table[:, 2], whole[:, 3]
 
 
 def _sample(ids: _Ids, threshold: float) -> _Ids:
