@@ -12,6 +12,7 @@ from kvterrace.errors import ConfigError
 from kvterrace.planner.advice import LEAST_GAIN, TierVerdict, least_gain
 from kvterrace.planner.explain import steps
 from kvterrace.planner.hardware import load_machine
+from kvterrace.planner.ladder import evaluate
 from kvterrace.planner.layers import Parallel
 from kvterrace.planner.models import load_model
 from kvterrace.planner.plan import Plan, default_parallel, make_plan
@@ -58,9 +59,9 @@ def test_without_reuse_no_tier_is_worth_anything() -> None:
     assert max(rates) == pytest.approx(min(rates))
     assert plan.needed_reuse is not None
     gained = ssd_of(planned(replace(LONG, reuse=plan.needed_reuse)))
-    assert gained.gain >= LEAST_GAIN
+    assert gained.worth
     less = ssd_of(planned(replace(LONG, reuse=plan.needed_reuse - 0.05)))
-    assert less.gain < LEAST_GAIN
+    assert not less.worth
 
 
 def test_the_target_comes_first() -> None:
@@ -243,3 +244,54 @@ def test_a_tier_has_to_gain_its_part_of_the_price() -> None:
     assert not dear_verdict.worth
     assert dear_verdict.gain == cheap_verdict.gain
     assert "of the machine's price" in dear_verdict.reason
+
+
+def test_wear_is_a_price() -> None:
+    """Drives that wear out are bought anew, if that costs less of the machine than they gain."""
+    plan = planned(LONG)
+    verdict, wear = ssd_of(plan), plan.wear
+    assert wear is not None
+    assert verdict.constraints[-1].name == "endurance"
+    # Four drives of 7.68 TB at 1 DWPD are rated for 56.1 PB; at 2.56 GB/s, 221 TB a day, that is 254 days. In three
+    # years 4.31 sets of $4,400 go, 6.1 % of the $310,000 of the rest: less than the 49 % that they gain.
+    assert wear.life_days == pytest.approx(4 * 7.68e12 * 1825 / (wear.written_bytes_per_s * 86_400))
+    assert wear.needed_dwpd == pytest.approx(1825 / wear.life_days)
+    assert (
+        f"${4400 * 3 * 365 / wear.life_days:,.0f} of them in 3 years, 6.12 % of the machine's price" in verdict.reason
+    )
+    assert verdict.worth
+    assert verdict.gain_in_budget < LEAST_GAIN < verdict.gain
+    # Without a price only what a write budget leaves counts, and that is too little.
+    machine = load_machine("8x-h100")
+    free = replace(machine, storage=tuple(replace(one, price_usd=0.0) for one in machine.storage))
+    unpriced = ssd_of(make_plan(load_model("llama-3.1-70b"), free, LONG))
+    assert unpriced.gain_in_budget == verdict.gain_in_budget
+    assert not unpriced.worth
+    assert "neither is worth it, drives of 7.2 DWPD would live" in unpriced.reason
+
+
+def test_a_consumer_drive_is_worn_out_in_weeks() -> None:
+    verdict = ssd_of(planned(Workload(8192, concurrency=16, reuse=0.5), "smollm2-135m", "1x-rtx-4090"))
+    assert verdict.gain > LEAST_GAIN
+    assert not verdict.worth
+    assert "last 21 of 1,825 days" in verdict.reason
+
+
+def test_less_written_is_less_found() -> None:
+    plan = planned(LONG)
+    tiers = ("hbm", "dram", "ssd")
+    half, whole = (evaluate(plan.setup, 4, tiers, ssd_written=part) for part in (0.5, 1.0))
+    assert half is not None
+    assert whole is not None
+    assert half.found["ssd"] == pytest.approx(whole.found["ssd"] / 2)
+    assert half.found["dram"] == whole.found["dram"]
+    assert half.output_tokens_per_s < whole.output_tokens_per_s
+
+
+def test_a_nearer_tier_has_its_part_in_meeting_the_target() -> None:
+    """DRAM alone misses 10 s at 16 requests, DRAM and SSD together meet it: DRAM is not turned down for that."""
+    plan = planned(Workload(32_768, concurrency=16, reuse=0.5, ttft_s=10.0), "qwen3-32b")
+    dram, ssd = plan.verdicts
+    assert dram.ttft_with_s > 10.0 > ssd.ttft_with_s
+    assert dram.constraints[0].holds
+    assert "with the tiers behind it" in dram.constraints[0].reason

@@ -113,6 +113,8 @@ def _sweep_table(plan: Plan) -> Table | None:
     for tiers in sets:
         made.add_column("computed" if not tiers else f"+ {tiers[-1]}", justify="right", overflow="fold")
     made.add_column("each token", justify="right")
+    if "ssd" in sets[-1]:
+        made.caption, made.caption_justify = "ssd: if all new KV is written to it; see endurance", "left"
     rows = zip(*plan.points.values(), strict=True)
     load = plan.setup.workload
     for row in rows:
@@ -194,7 +196,7 @@ def _wear_table(plan: Plan) -> Table | None:
         return None
     made = table(f"endurance at {bandwidth(wear.written_bytes_per_s)} written", "", ">days", "")
     rated = f"rated for {wear.rated_days:,.0f} days"
-    budget = f"write budget for the rated life: {bandwidth(wear.budget_bytes_per_s)}"
+    budget = f"write budget for it: {bandwidth(wear.budget_bytes_per_s)}; needed for all: {wear.needed_dwpd:.1f} DWPD"
     made.add_row("as it is", duration(wear.life_days * 86_400), f"{rated}; {budget}")
     for name, days in wear.remedies.items():
         made.add_row(f"with {name}", duration(days * 86_400), "")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from kvterrace.planner.endurance import Endurance
+from kvterrace.planner.cost import AMORTISED_YEARS
+from kvterrace.planner.endurance import Endurance, endurance
 from kvterrace.planner.hardware import Machine, Storage
 from kvterrace.planner.ladder import Point, Setup, evaluate
 from kvterrace.planner.units import bandwidth, duration, gib, share, usd
@@ -45,7 +46,9 @@ class TierVerdict:
 
     Attributes:
         there: whether the machine has it; otherwise a usual one was assumed.
-        gain: more output tokens a second, as a share of those without it.
+        gain: more output tokens a second, as a share of those without it, if all new KV is written to it.
+        gain_in_budget: the same if no more is written than lets its drives live for their rated years; at least, since
+            what is written is not chosen.
         constraints: in the order in which they are asked.
     """
 
@@ -53,9 +56,15 @@ class TierVerdict:
     there: bool
     worth: bool
     gain: float
+    gain_in_budget: float
     ttft_without_s: float
     ttft_with_s: float
     constraints: tuple[Constraint, ...]
+
+    @property
+    def pays(self) -> bool:
+        """Whether it gains enough for what it costs, whatever the other constraints say."""
+        return all(one.holds for one in self.constraints if one.name in {"reuse", "endurance"})
 
     @property
     def reason(self) -> str:
@@ -70,34 +79,35 @@ def tier_sets(machine: Machine) -> list[tuple[str, ...]]:
     return [(), *(tuple(names[: count + 1]) for count in range(len(names)))]
 
 
-def judge(setup: Setup, tier: str, requests: int, *, there: bool, wear: Endurance | None = None) -> TierVerdict | None:
+def judge(setup: Setup, tier: str, requests: int, *, there: bool) -> TierVerdict | None:
     """Whether `tier` is worth having with `requests` clients. None where HBM holds not one sequence."""
-    names = [name for name in _ORDER if name == "hbm" or setup.machine.tier(name) is not None]
-    nearer = tuple(names[: names.index(tier)])
+    names = tuple(name for name in _ORDER if name == "hbm" or setup.machine.tier(name) is not None)
+    nearer = names[: names.index(tier)]
     without, point = evaluate(setup, requests, nearer), evaluate(setup, requests, (*nearer, tier))
-    if without is None or point is None:
+    whole = evaluate(setup, requests, names)
+    if without is None or point is None or whole is None:
         return None
-    gain = point.output_tokens_per_s / without.output_tokens_per_s - 1
+    gain = in_budget = point.output_tokens_per_s / without.output_tokens_per_s - 1
     constraints = [
-        _latency(setup, without, point),
+        _latency(setup, without, point, whole),
         _concurrency(setup, without, point, tier),
         _reuse(setup, point, gain, tier),
     ]
-    if wear is not None and not wear.lasts:
-        budget, written = wear.budget_bytes_per_s, wear.written_bytes_per_s
-        constraints.append(
-            Constraint(
-                "endurance",
-                holds=True,  # a write budget makes it last; it is a price, not an obstacle
-                reason=f"{share(gain)} more throughput, but at {bandwidth(written)} written the drives last "
-                f"{wear.life_days:,.0f} of {wear.rated_days:,.0f} days: keep to a write budget of {bandwidth(budget)}",
-            )
-        )
+    drive = setup.machine.tier("ssd")
+    if tier == "ssd" and drive is not None:
+        wear = endurance(drive, point.put_bytes_per_s)
+        if not wear.lasts:
+            part = wear.budget_bytes_per_s / wear.written_bytes_per_s
+            limited = evaluate(setup, requests, (*nearer, tier), ssd_written=part)
+            assert limited is not None
+            in_budget = limited.output_tokens_per_s / without.output_tokens_per_s - 1
+            constraints.append(_endurance(setup, wear, gain, in_budget))
     worth = all(one.holds for one in constraints)
-    return TierVerdict(tier, there, worth, gain, without.ttft_s, point.ttft_s, tuple(constraints))
+    return TierVerdict(tier, there, worth, gain, in_budget, without.ttft_s, point.ttft_s, tuple(constraints))
 
 
-def _latency(setup: Setup, without: Point, point: Point) -> Constraint:
+def _latency(setup: Setup, without: Point, point: Point, whole: Point) -> Constraint:
+    """`whole`: with all tiers. Where these meet the target together, each that brings it nearer has its part in it."""
     target = setup.workload.ttft_s
     numbers = f"time to first token {duration(point.ttft_s)} with it, {duration(without.ttft_s)} without"
     if target is None:
@@ -106,10 +116,35 @@ def _latency(setup: Setup, without: Point, point: Point) -> Constraint:
         return Constraint("latency target", holds, f"{word}: {numbers}")
     if point.ttft_s <= target:
         return Constraint("latency target", holds=True, reason=f"{duration(target)} is met: {numbers}")
-    if point.ttft_s < without.ttft_s:
-        reason = f"{duration(target)} is missed by a factor of {point.ttft_s / target:.1f} either way: {numbers}"
-        return Constraint("latency target", holds=False, reason=reason)
-    return Constraint("latency target", holds=False, reason=f"{duration(target)} is missed: {numbers}")
+    if whole.ttft_s <= target and point.ttft_s < without.ttft_s:
+        reason = f"{duration(target)} is met with the tiers behind it: {numbers}"
+        return Constraint("latency target", holds=True, reason=reason)
+    either = "either way" if without.ttft_s > target else "with it"
+    reason = f"{duration(target)} is missed by a factor of {point.ttft_s / target:.1f} {either}: {numbers}"
+    return Constraint("latency target", holds=False, reason=reason)
+
+
+def _endurance(setup: Setup, wear: Endurance, gain: float, in_budget: float) -> Constraint:
+    """Of drives that do not live for their rated years if all new KV is written. Two ways are open: to wear them out
+    and buy new ones, which has to cost less than the gain is worth; or to keep to a write budget, and gain less.
+    """
+    least, price = least_gain(setup.machine, "ssd")
+    drives = price * max(1.0, AMORTISED_YEARS * 365 / wear.life_days)
+    rest = setup.machine.price_usd - price
+    part = drives / rest if rest > 0 else 0.0
+    written, budget = bandwidth(wear.written_bytes_per_s), bandwidth(wear.budget_bytes_per_s)
+    reason = (
+        f"{share(gain)} more throughput if all new KV is written, at {written} all the time; the drives then last "
+        f"{wear.life_days:,.0f} of {wear.rated_days:,.0f} days"
+    )
+    if drives:
+        reason += f"; {usd(drives)} of them in {AMORTISED_YEARS:g} years, {share(part)} of the machine's price"
+    reason += f"; within a write budget of {budget} they live, and the gain is {share(in_budget)} at least"
+    pays = bool(drives) and gain >= max(LEAST_GAIN, part)
+    if pays or in_budget >= least:
+        return Constraint("endurance", holds=True, reason=reason)
+    reason += f"; neither is worth it, drives of {wear.needed_dwpd:.1f} DWPD would live"
+    return Constraint("endurance", holds=False, reason=reason)
 
 
 def _concurrency(setup: Setup, without: Point, point: Point, tier: str) -> Constraint:
@@ -170,7 +205,7 @@ def break_even_reuse(setup: Setup, tier: str, requests: int, reuses: Sequence[fl
     """The least of `reuses` from which on the tier gains as much as it has to. None: none of them."""
     for reuse in sorted(reuses):
         verdict = judge(replace(setup, workload=replace(setup.workload, reuse=reuse)), tier, requests, there=True)
-        if verdict is not None and verdict.gain >= least_gain(setup.machine, tier)[0]:
+        if verdict is not None and verdict.pays:
             return reuse
     return None
 

@@ -28,6 +28,7 @@ class Endurance:
         written_bytes_per_s: KV that reaches it, amplification included.
         life_days: until the rated bytes are written; infinite where nothing is written.
         budget_bytes_per_s: what may be written all the time so that it lives for its rated years.
+        needed_dwpd: rating with which drives of this size would live for their years.
         remedies: life in days with each of the usual remedies, by its name.
     """
 
@@ -36,6 +37,7 @@ class Endurance:
     rated_days: float
     life_days: float
     budget_bytes_per_s: float
+    needed_dwpd: float
     remedies: Mapping[str, float]
 
     @property
@@ -88,5 +90,6 @@ def endurance(drive: Storage, written_bytes_per_s: float, remedies: Mapping[str,
         rated_days,
         days,
         rated / (rated_days * DAY_S),
+        written * DAY_S / drive.capacity_nbytes,
         {name: days * factor for name, factor in (remedies or {}).items()},
     )

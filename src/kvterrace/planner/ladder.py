@@ -91,8 +91,11 @@ class Point:
         return in_time and in_step and self.running == self.requests
 
 
-def evaluate(setup: Setup, requests: int, tiers: tuple[str, ...]) -> Point | None:
-    """The operating point with `requests` clients, if only `tiers` keep idle KV. None: HBM holds not one sequence."""
+def evaluate(setup: Setup, requests: int, tiers: tuple[str, ...], *, ssd_written: float = 1.0) -> Point | None:
+    """The operating point with `requests` clients, if only `tiers` keep idle KV. None: HBM holds not one sequence.
+
+    `ssd_written`: share of the new KV that reaches the SSD; of what would be found there, the same share is.
+    """
     running = min(requests, setup.budget.sequences)
     if not running:
         return None
@@ -101,6 +104,8 @@ def evaluate(setup: Setup, requests: int, tiers: tuple[str, ...]) -> Point | Non
     tpot_s = engine.step_s(local, load.context_tokens)
     decode_s = load.output_tokens * tpot_s
     found = _found(setup, running, tiers, local * _least_prefill_s(setup) + decode_s)
+    if "ssd" in found:
+        found["ssd"] *= ssd_written
     cached = int(sum(found.values()) * load.prompt_tokens)
     compute_s = engine.prefill_s(cached, load.prompt_tokens - cached)
     nbytes = _restored(setup, found, cached)

@@ -123,7 +123,7 @@ def make_plan(model: Model, machine: Machine, load: Workload, parallel: Parallel
         tuple(_choices(setup)),
         tuple(break_even(setup.engine, path, max(_LONGEST_TRIED, load.context_tokens)) for path in setup.paths()),
         wear,
-        tuple(_verdicts(setup, chosen, wear)),
+        tuple(_verdicts(setup, chosen)),
         _needed_reuse(setup, chosen),
         all_in_hbm(model, machine, load.context_tokens, load.concurrency),
         usd_per_million_tokens(machine.price_usd, chosen.output_tokens_per_s) if chosen is not None else None,
@@ -192,13 +192,10 @@ def _choices(setup: Setup) -> list[Choice]:
     return [choose(setup.engine, path, length) for path in setup.paths() for length in lengths]
 
 
-def _verdicts(setup: Setup, point: Point | None, wear: Endurance | None) -> list[TierVerdict]:
+def _verdicts(setup: Setup, point: Point | None) -> list[TierVerdict]:
     if point is None:
         return []
-    found = []
-    for storage in setup.machine.storage:
-        mine = wear if storage.name == "ssd" else None
-        found.append(judge(setup, storage.name, point.requests, there=True, wear=mine))
+    found = [judge(setup, storage.name, point.requests, there=True) for storage in setup.machine.storage]
     if setup.machine.tier("ssd") is None:
         found.append(judge(_with_usual_drive(setup), "ssd", point.requests, there=False))
     return [one for one in found if one is not None]

@@ -261,6 +261,7 @@ def _endurance(plan: Plan) -> dict[str, object] | None:
         "rated_days": wear.rated_days,
         "life_days": wear.life_days,
         "budget_bytes_per_s": wear.budget_bytes_per_s,
+        "needed_dwpd": wear.needed_dwpd,
         "lasts": wear.lasts,
         "life_days_with": dict(wear.remedies),
     }
@@ -273,6 +274,7 @@ def _verdict(one: TierVerdict) -> dict[str, object]:
         "worth_having": one.worth,
         "reason": one.reason,
         "gain": one.gain,
+        "gain_in_write_budget": one.gain_in_budget,
         "ttft_without_s": one.ttft_without_s,
         "ttft_with_s": one.ttft_with_s,
         "constraints": [{"name": each.name, "holds": each.holds, "reason": each.reason} for each in one.constraints],
