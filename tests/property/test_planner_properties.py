@@ -20,10 +20,10 @@ from kvterrace.planner.ladder import Setup, evaluate
 from kvterrace.planner.layers import Parallel
 from kvterrace.planner.links import paths
 from kvterrace.planner.models import load_model, model_from_config, shipped_models
-from kvterrace.planner.plan import default_parallel, make_plan
+from kvterrace.planner.plan import make_plan
 from kvterrace.planner.report import plan_json
 from kvterrace.planner.restore import choose
-from kvterrace.planner.sizing import hbm_budget
+from kvterrace.planner.sizing import default_parallel, hbm_budget
 from kvterrace.planner.timing import Engine
 from kvterrace.planner.units import bandwidth, duration, gb, gib, parse_duration, parse_share, parse_tokens
 from kvterrace.planner.verdict import verdict_lines

@@ -283,6 +283,18 @@ def test_eight_accelerators_against_two_and_a_drive() -> None:
     assert hbm_budget(model, eight, Parallel(8), tokens).sequences == 8
 
 
+def test_accelerators_are_doubled_until_they_hold_everything() -> None:
+    # 3 sequences of 40 GiB on accelerators of 80 GB: 4 hold 2, 8 hold 8; 5 to 7 are not tried.
+    two = load_machine("2x-80gb-ssd")
+    assert all_in_hbm(load_model("llama-3.1-70b"), two, 131_072, 3).accelerators == 8
+    # 9 heads are not divided over two: each accelerator holds the model. 70 % of 80 - 0.27 GB, 8 K of 23,040 B: 295.
+    small = load_model("smollm2-135m")
+    assert [all_in_hbm(small, two, 8192, count).accelerators for count in (295, 296, 590, 591, 1180, 1181)] == [
+        1, 2, 2, 4, 4, 8,
+    ]  # fmt: skip
+    assert all_in_hbm(small, two, 8192, 10**8).accelerators is None
+
+
 def test_price_of_a_million_tokens() -> None:
     # 94,608 $ over three years of 1,000 tokens/s: 94.608e9 tokens
     assert usd_per_million_tokens(94_608.0, 1000.0) == pytest.approx(1.0)

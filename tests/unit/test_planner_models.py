@@ -178,6 +178,34 @@ def test_qwen2_slides_only_where_it_is_switched_on() -> None:
 
 
 @pytest.mark.parametrize(
+    ("changes", "kv_heads"),
+    [
+        ({"multi_query": True}, 1),  # Falcon-7B
+        ({"multi_query": False}, 8),
+        ({"new_decoder_architecture": True, "num_kv_heads": 4}, 4),  # Falcon-40B: whatever multi_query says
+        ({"new_decoder_architecture": True, "multi_query": True, "num_kv_heads": 4}, 4),
+        ({}, 1),  # the class default
+    ],
+)
+def test_falcon_has_one_kv_head_or_as_many_as_it_says(changes: dict[str, object], kv_heads: int) -> None:
+    base = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}
+    model = model_from_config({**base, "model_type": "falcon", **changes}, "x", "x")
+    assert model.nbytes_per_token() == 2 * kv_heads * 64 * 2 * 4
+
+
+def test_quantised_weights() -> None:
+    plain = model_from_config(LLAMA, "x", "x")
+    embeddings = 2 * 1000 * 512
+    inside = plain.params - embeddings
+    for method, bits in (("gptq", {"bits": 4}), ("awq", {"w_bit": 4})):
+        made = model_from_config({**LLAMA, "quantization_config": {"quant_method": method, **bits}}, "x", "x")
+        # 4 bits each, 16 + 4 more for groups of 128: 4.16; embeddings stay in 16 bits
+        assert made.weights_nbytes == pytest.approx(inside * 4.16 / 8 + embeddings * 2)
+    made = model_from_config({**LLAMA, "quantization_config": {"quant_method": "fp8"}}, "x", "x")
+    assert made.weights_nbytes == inside + embeddings * 2
+
+
+@pytest.mark.parametrize(
     ("changes", "field"),
     [
         ({"model_type": "whisper"}, "model_type"),

@@ -10,12 +10,14 @@ import pytest
 
 from kvterrace.errors import ConfigError
 from kvterrace.planner.advice import LEAST_GAIN, TierVerdict, least_gain
+from kvterrace.planner.compare import side_of
 from kvterrace.planner.explain import steps
 from kvterrace.planner.hardware import load_machine
 from kvterrace.planner.ladder import evaluate
 from kvterrace.planner.layers import Parallel
 from kvterrace.planner.models import load_model
-from kvterrace.planner.plan import Plan, default_parallel, make_plan
+from kvterrace.planner.plan import Plan, make_plan
+from kvterrace.planner.sizing import default_parallel
 from kvterrace.planner.trace import TraceProfile
 from kvterrace.planner.verdict import verdict_lines
 from kvterrace.planner.workload import Workload
@@ -295,3 +297,63 @@ def test_a_nearer_tier_has_its_part_in_meeting_the_target() -> None:
     assert dram.ttft_with_s > 10.0 > ssd.ttft_with_s
     assert dram.constraints[0].holds
     assert "with the tiers behind it" in dram.constraints[0].reason
+
+
+def test_requests_beyond_hbm_wait_for_those_that_run() -> None:
+    plan = planned(LONG)
+    by_count = {one.requests: one for one in plan.points[()]}
+    eight, sixteen = by_count[8], by_count[16]
+    assert (sixteen.running, sixteen.output_tokens_per_s) == (8, eight.output_tokens_per_s)
+    # Eight more wait until as many were answered, at the rate of eight.
+    assert sixteen.ttft_s == pytest.approx(eight.ttft_s + 8 / eight.requests_per_s)
+
+
+def test_instances_compute_at_the_same_time() -> None:
+    model, machine, load = load_model("llama-3.1-8b"), load_machine("8x-h100"), Workload(32_768, concurrency=8)
+    four = make_plan(model, machine, load, Parallel(2))
+    point = next(one for one in four.points[()] if one.requests == 8)
+    assert four.budget.instances == 4
+    assert point.ttft_s == pytest.approx(2 * four.setup.engine.prefill_s(0, load.prompt_tokens))  # two on each
+    assert point.tpot_s == pytest.approx(four.setup.engine.step_s(2, 32_768))
+
+
+def test_idle_kv_in_hbm_counts_by_what_it_takes_there() -> None:
+    """Eight ranks hold a latent eight times: room for idle KV in HBM keeps an eighth of that in tokens."""
+    load = Workload(65_536, concurrency=1, reuse=0.5, return_s=60.0)
+    plan = make_plan(load_model("deepseek-v3"), load_machine("8x-h200"), load)
+    assert plan.setup.copies == pytest.approx(8)
+    point = plan.points[("hbm",)][0]
+    budget = plan.budget
+    tokens = (budget.kv_nbytes - budget.sequence_nbytes) / (8 * 70_272)
+    cycle_s = plan.setup.engine.prefill_s(32_512, 32_512) + 512 * point.tpot_s  # if all that is reused were there
+    kept_s = tokens / (65_536 / cycle_s)
+    assert point.found["hbm"] == pytest.approx(0.5 * (1 - math.exp(-kept_s / 60.0)), rel=1e-6)
+
+
+def test_a_tier_that_is_too_small_for_the_rest() -> None:
+    plan = planned(Workload(131_072, concurrency=64), machine="8x-80gb")
+    (dram,) = plan.decoding.spills  # 2.4 TB beyond HBM, and 512 GiB of DRAM
+    assert not dram.fits
+    assert not any("out of dram" in line for line in verdict_lines(plan))
+    side = side_of(plan)
+    assert side.tpot_exact_s is None
+    assert side.tpot_sparse_s is None
+
+
+def test_a_machine_that_does_not_hold_the_weights_decodes_nothing() -> None:
+    side = side_of(planned(Workload(8192, concurrency=1), model="llama-3.1-405b", machine="2x-80gb-ssd"))
+    assert (side.holds, side.tpot_exact_s, side.tpot_sparse_s) == (0, None, None)
+
+
+def test_hbm_that_holds_all_sequences_is_no_news() -> None:
+    lines = " ".join(verdict_lines(planned(replace(LONG, concurrency=8))))
+    assert "HBM holds 8 at once" not in lines
+    assert "Of 9 sequences HBM holds 8 at once; the KV of 1 is idle." in verdict_lines(
+        planned(replace(LONG, concurrency=9))
+    )
+
+
+def test_less_reuse_than_the_trace_has_can_be_asked_for() -> None:
+    distances = np.array([0.0, 10.0, 100.0, 1000.0])
+    trace = TraceProfile(4, 8, 4, 1.0, 16, 64, 64, 64, 10.0, 0.5, 1.0, 1.0, 1.0, distances, 8)
+    assert Workload(10_000, reuse=0.2, trace=trace).found_share(16 * 5000, 1e9) == 0.2

@@ -19,8 +19,9 @@ from kvterrace.planner.hardware import Machine, load_machine, machine_names, wit
 from kvterrace.planner.html import plan_html
 from kvterrace.planner.layers import Model, Parallel
 from kvterrace.planner.models import kv_dtype_of, load_model, shipped_models
-from kvterrace.planner.plan import default_parallel, make_plan
+from kvterrace.planner.plan import make_plan
 from kvterrace.planner.report import plan_json
+from kvterrace.planner.sizing import default_parallel
 from kvterrace.planner.trace import TraceProfile, profile_trace
 from kvterrace.planner.units import parse_duration, parse_share, parse_tokens
 from kvterrace.planner.workload import RETURN_S, Workload

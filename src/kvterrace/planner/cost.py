@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kvterrace.errors import ConfigError
 from kvterrace.planner.hardware import Machine
-from kvterrace.planner.layers import Model, Parallel
-from kvterrace.planner.sizing import hbm_budget
+from kvterrace.planner.layers import Model
+from kvterrace.planner.sizing import default_parallel, hbm_budget
 
 __all__ = ["AMORTISED_YEARS", "AllInHbm", "all_in_hbm", "usd_per_million_tokens"]
 
@@ -26,17 +25,13 @@ class AllInHbm:
 
 
 def all_in_hbm(model: Model, machine: Machine, tokens: int, sequences: int) -> AllInHbm:
-    """The fewest accelerators, doubled from one, whose HBM holds `sequences` of `tokens` at once, with one instance of
-    the model over all of them.
+    """The fewest accelerators, doubled from one, whose HBM holds `sequences` of `tokens` at once, with as large
+    instances of the model as can be.
     """
     count = 1
     while count <= _MOST_ACCELERATORS:
         bigger = replace(machine, accelerator=replace(machine.accelerator, count=count))
-        try:
-            fits = hbm_budget(model, bigger, Parallel(count), tokens).sequences >= sequences
-        except ConfigError:  # cannot be divided over so many: as several instances then
-            fits = False
-        if fits:
+        if hbm_budget(model, bigger, default_parallel(model, count), tokens).sequences >= sequences:
             return AllInHbm(count, bigger.without(*(one.name for one in machine.storage)).price_usd)
         count *= 2
     return AllInHbm(None, None)

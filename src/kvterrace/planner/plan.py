@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from kvterrace.errors import ConfigError
 from kvterrace.planner.advice import TierVerdict, break_even_reuse, judge, tier_sets, with_drive
 from kvterrace.planner.cost import AllInHbm, all_in_hbm, usd_per_million_tokens
 from kvterrace.planner.decode import Decoding, HotHit, decoding, hot_hit
@@ -15,10 +14,10 @@ from kvterrace.planner.ladder import Point, Setup, evaluate
 from kvterrace.planner.layers import Model, Parallel
 from kvterrace.planner.links import LinkLoad, Shortfall, link_loads, step_shortfall
 from kvterrace.planner.restore import BreakEven, Choice, break_even, choose
-from kvterrace.planner.sizing import STARTING_SPLIT, HbmBudget, hbm_budget, split_nbytes
+from kvterrace.planner.sizing import STARTING_SPLIT, HbmBudget, default_parallel, hbm_budget, split_nbytes
 from kvterrace.planner.workload import Workload
 
-__all__ = ["Plan", "default_parallel", "make_plan"]
+__all__ = ["Plan", "make_plan"]
 
 _LENGTHS = (1024, 4096, 16_384, 65_536, 131_072, 524_288, 1_048_576)
 _LONGEST_TRIED = 1 << 20
@@ -79,19 +78,6 @@ class Plan:
     def worth(self) -> tuple[str, ...]:
         """Tiers of the machine, below HBM, that are worth having."""
         return tuple(one.tier for one in self.verdicts if one.worth and one.there)
-
-
-def default_parallel(model: Model, count: int) -> Parallel:
-    """One instance over as many of `count` accelerators as the model can be divided over."""
-    for tp in range(count, 0, -1):
-        if count % tp:
-            continue
-        try:
-            model.check(Parallel(tp))
-        except ConfigError:
-            continue
-        return Parallel(tp)
-    return Parallel(1)
 
 
 def make_plan(model: Model, machine: Machine, load: Workload, parallel: Parallel | None = None) -> Plan:

@@ -9,7 +9,7 @@ from kvterrace.errors import ConfigError
 from kvterrace.planner.hardware import Machine
 from kvterrace.planner.layers import Model, Parallel
 
-__all__ = ["KV_SHARE_OF_FREE", "STARTING_SPLIT", "HbmBudget", "hbm_budget", "split_nbytes"]
+__all__ = ["KV_SHARE_OF_FREE", "STARTING_SPLIT", "HbmBudget", "default_parallel", "hbm_budget", "split_nbytes"]
 
 #: Of HBM that is free after the weights, KV gets this much; the rest is for activations and workspace (R3).
 KV_SHARE_OF_FREE = 0.7
@@ -50,6 +50,19 @@ class HbmBudget:
     def sequences_per_instance(self) -> int:
         """Sequences that fit in one instance."""
         return self.sequences // self.instances
+
+
+def default_parallel(model: Model, count: int) -> Parallel:
+    """One instance over as many of `count` accelerators as the model can be divided over."""
+    for tp in range(count, 0, -1):
+        if count % tp:
+            continue
+        try:
+            model.check(Parallel(tp))
+        except ConfigError:
+            continue
+        return Parallel(tp)
+    return Parallel(1)
 
 
 def hbm_budget(model: Model, machine: Machine, parallel: Parallel, tokens: int) -> HbmBudget:
