@@ -45,7 +45,8 @@ GEMMA = {"num_hidden_layers": 6, "sliding_window": 6}
 #: Nothing but the common sizes.
 PLAIN = [
     "llama", "qwen2", "qwen3", "phi", "gemma", "glm", "glm4", "cohere", "olmo", "olmo2", "granite", "starcoder2",
-    "smollm3", "arcee", "nemotron", "seed_oss", "ernie4_5", "hunyuan_v1_dense", "gpt_neox", "bloom", "persimmon",
+    "smollm3", "internlm3", "jais2", "nanochat", "bitnet", "diffllama", "hyperclovax", "iquestcoder", "exaone",
+    "arcee", "nemotron", "seed_oss", "ernie4_5", "hunyuan_v1_dense", "gpt_neox", "bloom", "persimmon",
 ]  # fmt: skip
 #: Families with sizes of their own.
 SPECIAL: list[tuple[str, Mapping[str, object]]] = [
@@ -69,6 +70,21 @@ SPECIAL: list[tuple[str, Mapping[str, object]]] = [
         },
     ),
     ("cohere2", {"sliding_window": 6}),
+    ("cwm", {"sliding_window": 6}),
+    ("vaultgemma", {"sliding_window": 6}),
+    ("granite_swa", {"sliding_window": 6}),
+    ("afmoe", {**QWEN_MOE, "sliding_window": 6}),
+    ("exaone_moe", {**QWEN_MOE, "sliding_window": 6}),
+    ("hy_v3", QWEN_MOE),
+    ("granitemoeshared", LOCAL_MOE),
+    ("solar_open", MOE),
+    ("youtu", MLA),
+    ("sarvam_mla", {**MLA, **MOE}),
+    ("axk1", {**MLA, **MOE}),
+    ("lfm2_moe", {**QWEN_MOE, "layer_types": ["conv", "full_attention"] * 2, "num_dense_layers": 1}),
+    ("mamba", {"state_size": 4, "time_step_rank": 2}),
+    ("falcon_mamba", {"state_size": 4, "time_step_rank": 2}),
+    ("mamba2", {"state_size": 4, "num_heads": 8, "n_groups": 2}),
     ("olmo3", {"sliding_window": 6}),
     ("exaone4", {"sliding_window": 6}),
     ("llama4_text", {"attention_chunk_size": 6, "num_local_experts": 4, "intermediate_size_mlp": 64}),
@@ -135,7 +151,8 @@ def test_layers_hold_what_transformers_caches(family: str, sizes: Mapping[str, o
     config = transformers.CONFIG_MAPPING[family](**{**TINY, **sizes})
     network = transformers.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
-        cache = network(torch.zeros((1, tokens), dtype=torch.long), use_cache=True).past_key_values
+        answer = network(torch.zeros((1, tokens), dtype=torch.long), use_cache=True)
+    cache = getattr(answer, "past_key_values", None) or answer.cache_params
     held = [count for count in map(held_elements, cache.layers) if count]
 
     planned = []

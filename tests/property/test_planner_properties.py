@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from kvterrace.errors import KVTerraceError
 from kvterrace.planner.endurance import life_days
 from kvterrace.planner.explain import steps
-from kvterrace.planner.families import PLAIN
 from kvterrace.planner.families_hybrid import HYBRID
+from kvterrace.planner.families_known import LATENT, PLAIN
 from kvterrace.planner.hardware import load_machine, machine_from, machine_names
 from kvterrace.planner.html import plan_html
 from kvterrace.planner.ladder import Setup, evaluate
@@ -30,7 +30,7 @@ from kvterrace.planner.verdict import verdict_lines
 from kvterrace.planner.workload import Workload
 
 MODELS = sorted({str(entry["name"]) for entry in shipped_models().values()})
-FAMILIES = sorted(PLAIN | set(HYBRID) | {"deepseek_v3", "longcat_flash", "unknown"})
+FAMILIES = sorted(PLAIN | LATENT | set(HYBRID) | {"unknown"})
 NAMES = [
     "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim",
     "intermediate_size", "vocab_size", "max_position_embeddings", "torch_dtype", "sliding_window", "layer_types",

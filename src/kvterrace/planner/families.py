@@ -7,17 +7,23 @@ Transformers.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from kvterrace.planner.families_known import (
+    HARMLESS,
+    MHA_IF_MISSING,
+    MHA_ONLY,
+    MULTI_QUERY,
+    NEEDS_LAYER_TYPES,
+    SUSPECT,
+    WINDOWED,
+)
 from kvterrace.planner.fields import Fields
 from kvterrace.planner.layers import Layer
 from kvterrace.planner.params import FeedForward, attention_params, feed_forward, mla_params
 
 __all__ = [
-    "DEFAULTS",
-    "PLAIN",
     "Shape",
     "attention_layer",
     "check_all_read",
@@ -26,75 +32,6 @@ __all__ = [
     "plain_layers",
     "with_ffn",
 ]
-
-#: Of every layer full attention, or what `layer_types`, `sliding_window` and the rules below say.
-PLAIN = frozenset({
-    "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "phi", "phi3", "phimoe", "gemma",
-    "gemma2", "gemma3_text", "gemma3n_text", "gpt2", "gptj", "gpt_neox", "gpt_bigcode", "gpt_oss", "opt", "falcon",
-    "bloom", "starcoder2", "cohere", "cohere2", "olmo", "olmo2", "olmo3", "olmoe", "granite", "granitemoe",
-    "glm", "glm4", "glm4_moe", "glm4v_text", "glm4v_moe_text", "llama4_text", "exaone4", "smollm3", "stablelm",
-    "ernie4_5", "ernie4_5_moe", "seed_oss", "dots1", "arcee", "nemotron", "minimax_m2", "mimo_v2_flash",
-    "ministral", "ministral3", "hunyuan_v1_dense", "hunyuan_v1_moe", "apertus", "helium", "codegen", "persimmon",
-    "gemma4_text"
-})  # fmt: skip
-#: The class default of `num_key_value_heads` is the number of attention heads.
-_MHA_IF_MISSING = frozenset({
-    "llama", "phi", "phimoe", "gemma", "gpt2", "gptj", "gpt_neox", "opt", "bloom", "codegen", "persimmon", "cohere",
-    "olmo", "olmo2", "olmoe", "granite", "granitemoe", "stablelm", "glm", "helium", "arcee", "phi3"
-})  # fmt: skip
-#: There is no such field: every head has K and V of its own.
-_MHA_ONLY = frozenset({"gpt2", "gptj", "gpt_neox", "opt", "bloom", "codegen", "persimmon"})
-#: Attention heads that are known by another name than `num_key_value_heads`, or follow from a flag.
-_MULTI_QUERY = frozenset({"falcon", "gpt_bigcode"})
-#: Families whose modelling code looks at `sliding_window`.
-_WINDOWED = frozenset({
-    "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "phi3", "phimoe", "gemma2", "gemma3_text",
-    "gemma3n_text", "gemma4_text", "gpt_oss", "starcoder2", "cohere2", "olmo3", "exaone4", "smollm3", "ministral",
-    "ministral3", "mimo_v2_flash", "dots1"
-})  # fmt: skip
-#: Class defaults in Transformers that published configurations rely on.
-DEFAULTS: dict[str, dict[str, object]] = {
-    "gemma3_text": {
-        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096,
-        "vocab_size": 262208, "tie_word_embeddings": True,
-    },
-    "gemma3n_text": {
-        "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "sliding_window": 512,
-        "num_kv_shared_layers": 15, "vocab_size": 262400, "tie_word_embeddings": True,
-    },
-    "llama4_text": {
-        "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128, "attention_chunk_size": 8192,
-        "vocab_size": 202048,
-    },
-    "gemma4_text": {"global_head_dim": 512, "tie_word_embeddings": True},
-    "gemma2": {"sliding_window": 4096, "head_dim": 256, "tie_word_embeddings": True},
-    "gemma": {"head_dim": 256, "tie_word_embeddings": True},
-    "cohere": {"tie_word_embeddings": True},
-    "cohere2": {"tie_word_embeddings": True},
-    "gpt_oss": {"head_dim": 64, "sliding_window": 128},
-    "gpt2": {"tie_word_embeddings": True},
-    "gpt_bigcode": {"multi_query": True, "tie_word_embeddings": True},
-    "falcon": {"multi_query": True, "tie_word_embeddings": True},
-}  # fmt: skip
-
-#: What a field is called that speaks of caching.
-_SUSPECT = re.compile(
-    r"kv_lora|kv_heads|key_value_heads|kv_shar|shar.*kv|cla_|cross_layer|cross_attention|window|attention_chunk|layer_types"
-    r"|block_types|blocks?_type|block_configs|mamba|ssm|state_size|d_state|conv_kernel|conv_l|d_conv|linear_|lru"
-    r"|index_(topk|n_heads|head)|compress|sparse_attention|attn_layer|attention_layer|layer_pattern|hybrid|swa_(num|head|v_head)"
-    r"|multi_query|query_groups|head_dim|kv_channels|kv_cache_(?!dtype)|global_head|k_eq_v|kda|lightning|recurrent|per_layer_config",
-    re.IGNORECASE,
-)
-#: Such names that change nothing that is cached.
-_HARMLESS = frozenset({
-    "max_window_layers", "partial_rotary_factor", "linear_conv_bias", "use_mamba_kernels", "no_rope_layer_interval",
-    "rope_head_dim", "attention_window_pattern", "mamba_proj_bias", "mamba_conv_bias", "sliding_window_pattern",
-    "_sliding_window_pattern", "mtp_layer_types", "mtp_layers_block_type", "ssm_multipliers", "ssm_in_multiplier",
-    "ssm_out_multiplier",
-    "mamba_norm_before_gate", "mamba_rms_norm", "mamba_chunk_size", "linear_attn_alpha_factor",
-    "linear_attn_beta_factor",
-    "mamba_hidden_act", "mamba_use_mlp", "linear_num_layers"
-})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +48,7 @@ def check_all_read(fields: Fields, family: str) -> None:
     """Refuse a field that speaks of caching and that nobody has read."""
     for name in fields.unread():
         value = fields.data[name]
-        if _SUSPECT.search(name) and name not in _HARMLESS and value not in (None, False, 0, [], {}):
+        if SUSPECT.search(name) and name not in HARMLESS and value not in (None, False, 0, [], {}):
             fields.refuse(
                 name, f"speaks of caching in a way that is not known of {family}: this model is not understood"
             )
@@ -176,6 +113,12 @@ def plain_layers(fields: Fields, shape: Shape) -> tuple[list[Layer], list[str]]:
     key_dim = _head_dim(fields, shape)
     value_dim = fields.count("v_head_dim", default=key_dim)
     kv_heads = _kv_heads(fields, shape)
+    if fields.flag("use_cla", default=False):
+        fields.refuse("use_cla", "true: attention that shares KV across layers in this way is not understood")
+    if "use_cla" in fields.data:
+        fields.value("cla_share_factor")  # does nothing then
+    if any(one != 1 for one in fields.items("attn_type_list")):
+        fields.refuse("attn_type_list", f"names other layers than full attention, which are not known of {family}")
     kinds = _kinds(fields, shape)
     full = attention_layer(shape, kv_heads, key_dim, value_dim, "full attention")
     made = {"full_attention": full}
@@ -220,11 +163,14 @@ def _head_dim(fields: Fields, shape: Shape) -> int:
 
 def _kv_heads(fields: Fields, shape: Shape) -> int:
     name = fields.first("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_head_kv", "num_query_groups")
-    if shape.family in _MULTI_QUERY:
+    if shape.family == "chatglm":
+        grouped = fields.flag("multi_query_attention", default=False)
+        return fields.count("multi_query_group_num") if grouped else shape.heads
+    if shape.family in MULTI_QUERY:
         multi, new = fields.flag("multi_query", default=False), fields.flag("new_decoder_architecture", default=False)
         if not new:  # Falcon: the number of KV heads counts in the new architecture alone
             return 1 if multi else shape.heads
-    if shape.family in _MHA_ONLY or (not fields.has(name) and shape.family in _MHA_IF_MISSING):
+    if shape.family in MHA_ONLY or (not fields.has(name) and shape.family in MHA_IF_MISSING):
         return shape.heads
     return fields.count(name)
 
@@ -233,7 +179,7 @@ def _kinds(fields: Fields, shape: Shape) -> list[str]:
     family = shape.family
     every = fields.value(fields.first("sliding_window_pattern", "_sliding_window_pattern"))
     period = every if isinstance(every, int) and not isinstance(every, bool) and every > 0 else 0
-    windowed = family in _WINDOWED and (fields.has("sliding_window") or fields.has("sliding_window_size"))
+    windowed = family in WINDOWED and (fields.has("sliding_window") or fields.has("sliding_window_size"))
     if "use_sliding_window" in fields.data:
         windowed = windowed and fields.flag("use_sliding_window", default=False)
     elif family in {"qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3"}:
@@ -263,6 +209,8 @@ def _kinds(fields: Fields, shape: Shape) -> list[str]:
         return ["full_attention" if kind == "sliding_attention" else kind for kind in kinds]
     for same in ("qwen2_moe", "qwen3", "qwen3_moe", "dots1"):
         rules[same] = rules["qwen2"]
+    if family in NEEDS_LAYER_TYPES and not fields.has("layer_types"):
+        fields.refuse("layer_types", "missing: which layers slide is not known")
     return layer_kinds(fields, shape.layers, rules.get(family, lambda _: "sliding_attention"))
 
 

@@ -25,9 +25,10 @@ _STATE_NBYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def _head_dim(fields: Fields, shape: Shape) -> int:
-    if not fields.has("head_dim") and shape.hidden % shape.heads:
+    name = fields.first("head_dim", "attention_head_dim")
+    if not fields.has(name) and shape.hidden % shape.heads:
         fields.refuse("head_dim", f"missing, and hidden size {shape.hidden} is no multiple of {shape.heads} heads")
-    return fields.count("head_dim", default=max(1, shape.hidden // shape.heads))
+    return fields.count(name, default=max(1, shape.hidden // shape.heads))
 
 
 def _full(fields: Fields, shape: Shape) -> Layer:
@@ -54,6 +55,8 @@ def _recurrent(fields: Fields, kind: str, state: int, conv: int, params: int) ->
 def _mamba(fields: Fields, shape: Shape) -> Layer:
     """Mamba (arXiv 2312.00752): a state of d_inner x d_state."""
     inner = shape.hidden * fields.count("mamba_expand", "expand", default=2)
+    if shape.family in {"mamba", "falcon_mamba"}:
+        inner = fields.count("intermediate_size", default=inner)
     states = fields.count("mamba_d_state", "state_size", default=16)
     columns = fields.count("mamba_d_conv", "conv_kernel", default=4)
     rank = fields.value(fields.first("mamba_dt_rank", "time_step_rank"))
@@ -65,7 +68,7 @@ def _mamba(fields: Fields, shape: Shape) -> Layer:
 def _mamba2(fields: Fields, shape: Shape) -> Layer:
     """Mamba-2: a state of heads x head_dim x d_state."""
     heads = fields.count("mamba_n_heads", "mamba_num_heads", "n_mamba_heads", "num_heads")
-    dim_field = fields.first("mamba_d_head", "mamba_head_dim", "mamba_headdim")
+    dim_field = fields.first("mamba_d_head", "mamba_head_dim", "mamba_headdim", "head_dim")
     inner = fields.count("mamba_d_ssm", default=0, least=0)
     if isinstance(fields.value(dim_field), str):  # "auto"
         expanded = inner or shape.hidden * fields.count("mamba_expand", "expand", default=2)
@@ -250,6 +253,14 @@ def _lfm2(fields: Fields, shape: Shape) -> _Layers:
     return _with_all(fields, shape, _build(fields, shape, kinds, made)), []
 
 
+def _pure_mamba(fields: Fields, shape: Shape) -> _Layers:
+    return [_mamba(fields, shape)] * shape.layers, []
+
+
+def _pure_mamba2(fields: Fields, shape: Shape) -> _Layers:
+    return [_mamba2(fields, shape)] * shape.layers, []
+
+
 #: The reader of each family.
 HYBRID: Mapping[str, Callable[[Fields, Shape], _Layers]] = MappingProxyType(
     {
@@ -265,5 +276,9 @@ HYBRID: Mapping[str, Callable[[Fields, Shape], _Layers]] = MappingProxyType(
         "kimi_linear": _kimi_linear,
         "recurrent_gemma": _recurrent_gemma,
         "lfm2": _lfm2,
+        "lfm2_moe": _lfm2,
+        "mamba": _pure_mamba,
+        "falcon_mamba": _pure_mamba,
+        "mamba2": _pure_mamba2,
     }
 )

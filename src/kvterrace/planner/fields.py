@@ -54,9 +54,13 @@ class Fields:
         return next((name for name in names if self.data.get(name) is not None), names[0])
 
     def count(self, *names: str, default: int | None = None, least: int = 1) -> int:
-        """A whole number of at least `least`, under the first of `names` that is there."""
+        """A whole number of at least `least`, under the first of `names` that is there. A list that repeats one number
+        (for each layer the same) is that number.
+        """
         name = self.first(*names)
         value = self.data.get(name)
+        if isinstance(value, list) and value and all(one == value[0] for one in value):
+            value = value[0]
         if value is None:
             if default is None:
                 self.refuse(name, f"missing; a whole number of at least {least} is needed")

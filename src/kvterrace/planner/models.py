@@ -11,8 +11,9 @@ from pathlib import Path
 
 from kvterrace.errors import ConfigError, UnsupportedModelError
 from kvterrace.layout import DTYPE_NBYTES
-from kvterrace.planner.families import DEFAULTS, PLAIN, Shape, check_all_read, latent_layer, plain_layers, with_ffn
+from kvterrace.planner.families import Shape, check_all_read, latent_layer, plain_layers, with_ffn
 from kvterrace.planner.families_hybrid import HYBRID
+from kvterrace.planner.families_known import DEFAULTS, LATENT, PLAIN
 from kvterrace.planner.fields import Fields
 from kvterrace.planner.layers import Layer, Model
 from kvterrace.planner.params import feed_forward
@@ -28,9 +29,7 @@ KV_DTYPES = {
     "int8": "int8",
     **{name: name for name in DTYPE_NBYTES if name not in {"float64", "uint8", "int8"}},
 }
-_LATENT = frozenset({
-    "deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "glm_moe_dsa", "glm4_moe_lite", "longcat_flash"
-})  # fmt: skip
+_WITHOUT_ATTENTION = frozenset({"mamba", "mamba2", "falcon_mamba"})
 #: The language model inside is read; a picture's or a sound's tokens are cached like others.
 _INNER = ("text_config", "llm_config", "language_config")
 _ALIASES = {
@@ -41,6 +40,8 @@ _ALIASES = {
     "qwen3_vl_text": "qwen3",
     "qwen3_vl_moe_text": "qwen3_moe",
     "gemma3": "gemma3_text",
+    "minimax_text_01": "minimax",
+    "minimax_m1": "minimax",
     "glm4v_text": "glm4",
     "glm4v_moe_text": "glm4_moe",
 }
@@ -141,7 +142,7 @@ def shipped_models() -> dict[str, Mapping[str, object]]:
 
 
 def _layers(fields: Fields, family: str) -> tuple[list[Layer], list[str]]:
-    if family not in PLAIN and family not in _LATENT and family not in HYBRID:
+    if family not in PLAIN and family not in LATENT and family not in HYBRID:
         fields.refuse("model_type", f"{family!r} is not understood: how it caches is not known here, and not guessed")
     pattern = fields.value(fields.first("hybrid_override_pattern", "layers_block_type"))
     listed = len(pattern) if family == "nemotron_h" and isinstance(pattern, (str, list)) and pattern else None
@@ -149,11 +150,13 @@ def _layers(fields: Fields, family: str) -> tuple[list[Layer], list[str]]:
         family,
         fields.count("num_hidden_layers", "n_layer", "num_layers", "n_layers", default=listed),
         fields.count("hidden_size", "n_embd", "d_model"),
-        fields.count("num_attention_heads", "n_head", "n_heads"),
+        fields.count("num_attention_heads", "n_head", "n_heads", default=1 if family in _WITHOUT_ATTENTION else None),
     )
     if shape.layers > 10_000:
         fields.refuse("num_hidden_layers", f"{shape.layers} layers: more than any model has")
     if family in HYBRID:
+        for name in ("num_key_value_heads", "head_dim"):  # not asked for where no layer attends
+            fields.value(name)
         layers, notes = HYBRID[family](fields, shape)
         notes.append(
             "a recurrent state can be reused only at the token where it was stored; it is counted once a sequence"
@@ -172,7 +175,7 @@ def _layers(fields: Fields, family: str) -> tuple[list[Layer], list[str]]:
 def _embedding_params(fields: Fields) -> tuple[int, int]:
     """Weights outside the layers, and those of the output projection."""
     hidden = fields.count("hidden_size", "n_embd", "d_model")
-    table = fields.count("vocab_size") * hidden
+    table = fields.count("vocab_size", "padded_vocab_size") * hidden
     tied = fields.flag("tie_word_embeddings", default=False)
     extra = fields.count("hidden_size_per_layer_input", default=0, least=0)
     if extra:  # Gemma 3n and 4: an embedding for each layer

@@ -59,6 +59,8 @@ def feed_forward(fields: Fields, family: str, hidden: int, layers: int) -> list[
     experts_field = fields.first("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
     experts = fields.count(experts_field, default=0, least=0)
     dense_width = _dense_width(fields, family, hidden, experts)
+    if family == "granitemoehybrid" and not experts:
+        dense_width = fields.count("shared_intermediate_size", default=dense_width)
     dense = FeedForward(shared=matrices * hidden * dense_width)
     if experts <= 1:
         return [dense] * layers
@@ -69,7 +71,7 @@ def feed_forward(fields: Fields, family: str, hidden: int, layers: int) -> list[
     expert = matrices * hidden * width
     shared = fields.count("shared_expert_intermediate_size", "shared_intermediate_size", default=0, least=0)
     shared += width * fields.count(
-        "n_shared_experts", "num_shared_experts", "moe_num_shared_experts", default=0, least=0
+        "n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert", default=0, least=0
     )
     if family == "llama4_text":
         shared, dense = width, FeedForward(shared=matrices * hidden * fields.count("intermediate_size_mlp"))
@@ -82,11 +84,6 @@ def _dense_width(fields: Fields, family: str, hidden: int, experts: int) -> int:
     if family in {"gpt2", "gptj", "codegen", "gpt_bigcode", "bloom", "mpt", "falcon"}:
         return fields.count("n_inner", "ffn_hidden_size", default=4 * hidden)
     name = fields.first("intermediate_size", "ffn_hidden_size", "ffn_dim", "moe_intermediate_size")
-    value = fields.value(name)
-    if isinstance(value, list):  # Gemma 3n gives one for each layer; those that are published are all equal
-        if not value or any(one != value[0] for one in value):
-            fields.refuse(name, "widths that differ from layer to layer are not understood")
-        return Fields({name: value[0]}, fields.where).count(name)
     return fields.count(name, default=0 if experts else None, least=0)
 
 
@@ -108,7 +105,7 @@ def _sparse_layers(fields: Fields, family: str, layers: int) -> list[bool]:
         if len(frequency) != layers:
             fields.refuse("moe_layer_freq", f"{len(frequency)} of {layers} layers")
         return [bool(one) for one in frequency]
-    first = fields.count("first_k_dense_replace", default=0, least=0)
+    first = fields.count("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers", default=0, least=0)
     only_dense = fields.items("mlp_only_layers")
     step = fields.count("decoder_sparse_step", default=1)
     every = fields.count("moe_layer_freq", default=1)
