@@ -200,7 +200,7 @@ def test_more_tokens_are_never_less_bytes_or_time(name: str, tokens: int, more: 
 )
 def test_more_requests_and_less_reuse_never_speed_up_a_first_token(name: str, load: Workload, requests: int) -> None:
     model, machine = load_model(name), load_machine("8x-h200")
-    parallel = default_parallel(model, 8)
+    parallel = default_parallel(model, machine, load.context_tokens)
     setup = Setup(model, machine, parallel, hbm_budget(model, machine, parallel, load.context_tokens), load)
     tiers = ("hbm", "dram", "ssd")
     fewer, more = evaluate(setup, requests, tiers), evaluate(setup, requests + 1, tiers)

@@ -172,14 +172,18 @@ def test_reuse_by_capacity_from_a_trace() -> None:
     ("model", "count", "tp"),
     [
         ("llama-3.1-70b", 8, 8),
-        ("smollm2-135m", 8, 1),
-        ("smollm2-135m", 6, 3),
-        ("qwen2.5-32b", 16, 8),
-        ("deepseek-v3", 16, 16),
+        ("llama-3.1-70b", 16, 8),  # 16 would hold the KV of 8 heads twice
+        ("smollm2-135m", 8, 1),  # 9 heads: no divisor but 1
+        ("smollm2-135m", 6, 3),  # 3 KV heads
+        ("qwen2.5-32b", 16, 8),  # 40 heads over 16: no
+        ("deepseek-v3", 16, 16),  # 8 would do for the weights of 673 GB, but not on 80 GB each
+        ("llama-3.1-405b", 8, 8),  # fits on none: the largest
     ],
 )
-def test_default_ranks_are_as_many_as_divide_the_heads(model: str, count: int, tp: int) -> None:
-    assert default_parallel(load_model(model), count) == Parallel(tp)  # 40 heads over 16: 8
+def test_default_ranks_hold_most_sequences(model: str, count: int, tp: int) -> None:
+    machine = load_machine("8x-h100")
+    machine = replace(machine, accelerator=replace(machine.accelerator, count=count))
+    assert default_parallel(load_model(model), machine, 8192) == Parallel(tp)
 
 
 @pytest.mark.parametrize(

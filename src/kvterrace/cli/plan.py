@@ -72,7 +72,7 @@ def command(
         str | None, typer.Option("--return", metavar="TIME", help="Until a prefix is asked for again. Default: 10min.")
     ] = None,
     tp: Annotated[
-        int | None, typer.Option(metavar="N", help="Tensor-parallel ranks. Default: all that can be.")
+        int | None, typer.Option(metavar="N", help="Tensor-parallel ranks. Default: those that hold most sequences.")
     ] = None,
     pp: Annotated[int, typer.Option(metavar="N", help="Pipeline stages.")] = 1,
     kv_dtype: Annotated[str, typer.Option(metavar="TYPE", help="auto, bf16, fp16, fp8, int8 or fp32.")] = "auto",
@@ -101,7 +101,7 @@ def command(
     if bench is not None:
         machine = with_bench(machine, _read_json(bench), str(bench))
     load = _workload(context, concurrency, reuse, ttft, tpot, trace, output, returns)
-    plan = make_plan(planned, machine, load, _parallel(machine, planned, tp, pp))
+    plan = make_plan(planned, machine, load, _parallel(machine, planned, load.context_tokens, tp, pp))
     other = None
     if against is not None:
         other = make_plan(planned, load_machine(against, "--against"), load)
@@ -118,15 +118,11 @@ def command(
         show_steps(plan)
 
 
-def _parallel(machine: Machine, model: Model, tp: int | None, pp: int) -> Parallel | None:
+def _parallel(machine: Machine, model: Model, tokens: int, tp: int | None, pp: int) -> Parallel:
     for option, value in (("--tp", tp), ("--pp", pp)):
         if value is not None and not 1 <= value <= 65_536:
             raise ConfigError(f"{option} {value}: give a whole number of at least 1")
-    if tp is None and pp == 1:
-        return None
-    if tp is None:
-        return Parallel(default_parallel(model, max(1, machine.accelerator.count // pp)).tp, pp)
-    return Parallel(tp, pp)
+    return default_parallel(model, machine, tokens, pp) if tp is None else Parallel(tp, pp)
 
 
 def _workload(

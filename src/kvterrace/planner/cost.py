@@ -25,13 +25,13 @@ class AllInHbm:
 
 
 def all_in_hbm(model: Model, machine: Machine, tokens: int, sequences: int) -> AllInHbm:
-    """The fewest accelerators, doubled from one, whose HBM holds `sequences` of `tokens` at once, with as large
-    instances of the model as can be.
+    """The fewest accelerators, doubled from one, whose HBM holds `sequences` of `tokens` at once, over as many
+    ranks as hold most.
     """
     count = 1
     while count <= _MOST_ACCELERATORS:
         bigger = replace(machine, accelerator=replace(machine.accelerator, count=count))
-        if hbm_budget(model, bigger, default_parallel(model, count), tokens).sequences >= sequences:
+        if hbm_budget(model, bigger, default_parallel(model, bigger, tokens), tokens).sequences >= sequences:
             return AllInHbm(count, bigger.without(*(one.name for one in machine.storage)).price_usd)
         count *= 2
     return AllInHbm(None, None)

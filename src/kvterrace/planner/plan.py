@@ -82,7 +82,7 @@ class Plan:
 
 def make_plan(model: Model, machine: Machine, load: Workload, parallel: Parallel | None = None) -> Plan:
     """Work everything out. Raises ConfigError where model, machine and ranks do not go together."""
-    parallel = parallel or default_parallel(model, machine.accelerator.count)
+    parallel = parallel or default_parallel(model, machine, load.context_tokens)
     budget = hbm_budget(model, machine, parallel, load.context_tokens)
     setup = Setup(model, machine, parallel, budget, load)
     sequence = model.sequence_nbytes(load.context_tokens)

@@ -52,19 +52,6 @@ class HbmBudget:
         return self.sequences // self.instances
 
 
-def default_parallel(model: Model, count: int) -> Parallel:
-    """One instance over as many of `count` accelerators as the model can be divided over."""
-    for tp in range(count, 0, -1):
-        if count % tp:
-            continue
-        try:
-            model.check(Parallel(tp))
-        except ConfigError:
-            continue
-        return Parallel(tp)
-    return Parallel(1)
-
-
 def hbm_budget(model: Model, machine: Machine, parallel: Parallel, tokens: int) -> HbmBudget:
     """What HBM holds beside the weights, for sequences of `tokens`.
 
@@ -94,6 +81,29 @@ def hbm_budget(model: Model, machine: Machine, parallel: Parallel, tokens: int) 
         instances * parallel.ranks * kv,
         model.held_nbytes(tokens, parallel),
     )
+
+
+def default_parallel(model: Model, machine: Machine, tokens: int, pp: int = 1) -> Parallel:
+    """The ranks with which HBM holds most sequences of `tokens`; of equal ones the largest instance.
+
+    More ranks share the weights; more than there are KV heads hold the same KV several times.
+
+    Raises:
+        ConfigError: there are fewer accelerators than `pp`, or the model has fewer layers.
+    """
+    best, most = Parallel(1, pp), -1
+    stages = machine.accelerator.count // pp
+    hbm_budget(model, machine, best, tokens)  # refuses what no number of ranks makes right
+    for tp in range(stages, 0, -1):
+        if stages % tp:
+            continue
+        try:
+            held = hbm_budget(model, machine, Parallel(tp, pp), tokens).sequences
+        except ConfigError:  # cannot be divided over so many
+            continue
+        if held > most:
+            best, most = Parallel(tp, pp), held
+    return best
 
 
 def split_nbytes(total_nbytes: int, shares: Mapping[str, float]) -> dict[str, int]:
