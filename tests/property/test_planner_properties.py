@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 from dataclasses import replace
 
@@ -9,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvterrace.cli import main
 from kvterrace.errors import KVTerraceError
 from kvterrace.planner.endurance import life_days
 from kvterrace.planner.explain import steps
@@ -227,27 +230,19 @@ def test_life_grows_with_the_rating_and_falls_with_the_writes(
     assert life_days(capacity, dwpd, years, rate * factor) == pytest.approx(days / factor)
 
 
-UNITS = {
-    "B": 1,
-    "KiB": 2**10,
-    "MiB": 2**20,
-    "GiB": 2**30,
-    "TiB": 2**40,
-    "kB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-}
+UNITS = {"B": 1}
+UNITS |= {f"{letter}iB": 1024**power for power, letter in enumerate("KMGTP", 1)}
+UNITS |= {f"{letter}B": 1000**power for power, letter in enumerate("kMGTP", 1)}
 TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
-@given(nbytes=st.integers(0, 10**18))
+@given(nbytes=st.integers(0, 10**21))
 def test_shown_bytes_are_right_to_three_digits(nbytes: int) -> None:
     for shown in (gib(nbytes), gb(nbytes), bandwidth(nbytes).removesuffix("/s")):
         number, unit = shown.split(" ")
         assert float(number.replace(",", "")) * UNITS[unit] == pytest.approx(nbytes, rel=0.006, abs=0.5)
-    assert gib(nbytes).split(" ")[1] in {"B", "KiB", "MiB", "GiB", "TiB"}
-    assert gb(nbytes).split(" ")[1] in {"B", "kB", "MB", "GB", "TB"}
+    assert gib(nbytes).split(" ")[1] in {"B", "KiB", "MiB", "GiB", "TiB", "PiB"}
+    assert gb(nbytes).split(" ")[1] in {"B", "kB", "MB", "GB", "TB", "PB"}
 
 
 @given(seconds=st.floats(1e-6, 1e9))
@@ -283,3 +278,35 @@ def test_shares(text: str, part: float) -> None:
 def test_one_percent_is_not_taken_for_all() -> None:
     with pytest.raises(KVTerraceError, match="more than all"):
         parse_share("60", "--reuse")
+
+
+OPTIONS = ["--model", "--context", "--concurrency", "--hardware", "--reuse", "--ttft", "--tpot", "--output", "--return"]
+OPTIONS += ["--tp", "--pp", "--kv-dtype", "--weights", "--against"]
+WORDS = st.one_of(
+    st.text(alphabet=st.characters(exclude_categories=["Cs", "Cc"]), max_size=8),
+    st.sampled_from(
+        ["0", "1", "-1", "128k", "60%", "1e9", "nan", "inf", "2s", "0.5", "auto", "8x-h100", "llama-3.1-8b"]
+    ),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    given=st.dictionaries(
+        st.sampled_from(OPTIONS),
+        WORDS,
+        max_size=4,
+    )
+)  # fmt: skip
+def test_any_command_line_plans_or_refuses_in_one_line(given: dict[str, str]) -> None:
+    options = {"--model": "llama-3.1-8b", "--context": "8k", **given}
+    arguments = ["plan", "--json", *(f"{option}={value}" for option, value in options.items())]
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = main(arguments)
+    assert status in {0, 2}
+    if status:
+        assert out.getvalue() == ""
+        assert err.getvalue().count("\n") == 1
+    else:
+        assert json.loads(out.getvalue())["schema"] == "kvterrace.plan/1"

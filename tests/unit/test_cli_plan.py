@@ -168,6 +168,19 @@ def test_a_machine_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert made[".paths[1].bytes_per_s"] == pytest.approx(3e9)
 
 
+def test_a_known_machine_with_changes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = tmp_path / "more.toml"
+    own.write_text('use = "8x-h100"\nssd = { count = 8 }\n[dram]\ncapacity_gib = 512\n')
+    made = dict(flat(planned(capsys, "--model", "llama-3.1-8b", "--context", "32k", "--hardware", str(own))))
+    assert made[".hardware.name"] == "more"
+    assert made[".hardware.tiers[0].capacity_nbytes"] == 512 * 2**30
+    assert made[".hardware.tiers[0].read_bytes_per_s"] == pytest.approx(600e9 * 0.8)  # as it was
+    assert made[".hardware.tiers[1].capacity_nbytes"] == 8 * 7_680 * 10**9
+    own.write_text('use = "9x-h9000"')
+    assert main(["plan", "--model", "llama-3.1-8b", "--context", "8k", "--hardware", str(own)]) == 2
+    assert "use: '9x-h9000' is no known machine" in capsys.readouterr().err
+
+
 def test_figures_of_the_bench_take_the_place_of_the_datasheet(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

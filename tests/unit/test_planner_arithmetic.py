@@ -139,8 +139,17 @@ def test_loads_add_up_over_the_tiers() -> None:
     assert loads["io die"].need_bytes_per_s == pytest.approx(3e9 + 2 * 2e9)
     # A drive that writes half as fast as it reads is busy twice as long with a byte written.
     assert loads["ssd"].need_bytes_per_s == pytest.approx(2e9 + 2 * 1e9)
-    # DRAM moves what comes from the SSD twice, and what goes to it.
-    assert loads["dram"].need_bytes_per_s == pytest.approx((3e9 + 2 * 2e9) + (1e9 + 2 * 1e9))
+    # DRAM moves what comes from the SSD twice; what is put comes to it once, and is read once for the SSD.
+    assert loads["dram"].need_bytes_per_s == pytest.approx((3e9 + 2 * 2e9) + (1e9 + 1e9))
+
+
+def test_what_is_put_leaves_the_accelerators_once() -> None:
+    loads = {one.link: one for one in link_loads(a_machine(), {}, {"dram": 4e9, "ssd": 4e9}, 8)}
+    assert loads["accelerator link"].need_bytes_per_s == pytest.approx(4e9)
+    assert loads["io die"].need_bytes_per_s == pytest.approx(8e9)
+    bare = replace(a_machine(), storage=tuple(one for one in a_machine().storage if one.name == "ssd"))
+    without = {one.link: one for one in link_loads(bare, {}, {"ssd": 4e9}, 8)}
+    assert without["accelerator link"].need_bytes_per_s == pytest.approx(4e9)
 
 
 def test_768_gb_in_a_step_of_10_ms_is_impossible() -> None:

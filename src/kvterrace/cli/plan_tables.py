@@ -60,7 +60,7 @@ def show_steps(plan: Plan) -> None:
     for number, step in enumerate(steps(plan), 1):
         out.print(f"{number:3}. {safe(step.title)}", soft_wrap=True)
         out.print(f"       = {safe(step.expression)}", soft_wrap=True)
-        out.print(f"       = {safe(step.shown)}    [{safe(step.source)}]", soft_wrap=True, markup=False)
+        out.print(f"       = {safe(step.shown)}    ({safe(step.source)})", soft_wrap=True)
 
 
 def _loaded(side: Side) -> str:

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from kvterrace.planner.cost import AMORTISED_YEARS
-from kvterrace.planner.layers import Layer
+from kvterrace.planner.layers import Layer, Model
 from kvterrace.planner.plan import Plan
 from kvterrace.planner.sizing import KV_SHARE_OF_FREE
-from kvterrace.planner.timing import prefill_flops
+from kvterrace.planner.timing import attended_tokens, prefill_flops
 from kvterrace.planner.units import bandwidth, duration, gb, gib, share, usd
 
 __all__ = ["Step", "steps"]
@@ -108,7 +108,7 @@ def _kv(plan: Plan) -> Iterator[Step]:
     yield _bytes(f"KV of all {load.concurrency}", total, plan.total_nbytes, "concurrency x sequence")
     for tier, nbytes in plan.split.items():
         part = nbytes / plan.total_nbytes if plan.total_nbytes else 0.0
-        shown = f"{plan.total_nbytes} x {part!r}"
+        shown = f"{plan.total_nbytes} x {part:.12g}"
         yield _bytes(f"  of it in {tier}, if idle or sparsely read ({share(part)})", shown, nbytes, plan.split_source)
 
 
@@ -138,6 +138,17 @@ def _hbm(plan: Plan) -> Iterator[Step]:
         yield Step("sequences that HBM holds", fit, budget.sequences, "sequences", shown, "instances x room / sequence")
 
 
+def _attention(model: Model, tokens: int) -> str:
+    """Attention's FLOPs, by kinds of layers."""
+    kinds: dict[tuple[int, int, int, int], int] = {}
+    for layer in model.layers:
+        if layer.query_heads:
+            kind = (layer.query_heads, layer.qk_dim, layer.v_dim, attended_tokens(0, tokens, layer.window))
+            kinds[kind] = kinds.get(kind, 0) + 1
+    terms = [f"{count} x 2 x {heads} x ({qk} + {v}) x {pairs}" for (heads, qk, v, pairs), count in kinds.items()]
+    return " + ".join(terms) or "0"
+
+
 def _time(plan: Plan) -> Iterator[Step]:
     engine, load = plan.setup.engine, plan.setup.workload
     model, tokens = engine.model, load.prompt_tokens
@@ -151,11 +162,16 @@ def _time(plan: Plan) -> Iterator[Step]:
         f"{matrices:.3g}",
         "2 for each weight and token (arXiv 2001.08361); the output projection once",
     )
-    shown = f"{attention:.3g}"
-    source = "2 x heads x (K + V elements) x attended tokens, summed over the layers (causal, windows)"
-    yield Step("FLOPs of attention", f"{attention}", attention, "FLOP", shown, source)
-    rates = f"{matrices} / {engine.matrix_flops!r} + {attention} / {engine.attention_flops!r}"
-    read = f"{model.touched_nbytes(tokens)!r} / {engine.memory_bytes_per_s!r}"
+    yield Step(
+        "FLOPs of attention",
+        _attention(model, tokens),
+        attention,
+        "FLOP",
+        f"{attention:.3g}",
+        "layers x 2 x heads x (K + V elements) x attended tokens, all tokens added up (causal, windows)",
+    )
+    rates = f"{matrices} / {engine.matrix_flops:.12g} + {attention} / {engine.attention_flops:.12g}"
+    read = f"{model.touched_nbytes(tokens):.12g} / {engine.memory_bytes_per_s:.12g}"
     efficiency = engine.accelerator.compute_efficiency
     yield _seconds(
         "time to compute that prompt",
@@ -170,18 +186,18 @@ def _paths(plan: Plan) -> Iterator[Step]:
     load = setup.workload
     sequence = setup.model.sequence_nbytes(load.context_tokens)
     for path in setup.paths():
-        terms = [f"{path.usable_bytes_per_s[name]!r} / {times!r}" for name, times in path.crossings.items()]
+        terms = [f"{path.usable_bytes_per_s[name]:.12g} / {times:.12g}" for name, times in path.crossings.items()]
         links = ", ".join(f"{name} {times:g} x" for name, times in path.crossings.items())
         title = f"{path.tier} to HBM, through its narrowest link ({path.bottleneck})"
         yield _rate(title, f"min({', '.join(terms)})", path.bytes_per_s, f"usable bandwidth / crossings: {links}")
-        expression = f"{path.first_byte_s!r} + {sequence} / {path.bytes_per_s!r}"
+        expression = f"{path.first_byte_s:.12g} + {sequence} / {path.bytes_per_s:.12g}"
         title = f"  to load {load.context_tokens:,} tokens from {path.tier}"
         yield _seconds(title, expression, path.load_s(sequence), "first byte + bytes / bandwidth")
     if plan.decoding.active_nbytes:
         active = plan.decoding.active_nbytes
         yield _rate(
             f"reading the KV of all {load.concurrency} sequences in a step of {duration(plan.step_s)}",
-            f"{active} / {plan.step_s!r}",
+            f"{active} / {plan.step_s:.12g}",
             active / plan.step_s,
             "dense attention reads all active KV at each step",
         )
@@ -192,19 +208,17 @@ def _point(plan: Plan) -> Iterator[Step]:
     if point is None:
         return
     local = -(-point.running // plan.budget.instances)
-    first = point.ttft_s - point.restore_s - point.compute_s
-    more = max((point.running - 1) * point.restore_s, (local - 1) * point.compute_s)
     yield _seconds(
         f"time to first token, {point.running} at once",
-        f"{first - more!r} + {point.restore_s!r} + {point.compute_s!r} + "
-        f"max({point.running - 1} x {point.restore_s!r}, {local - 1} x {point.compute_s!r})",
+        f"{point.first_byte_s:.12g} + {point.restore_s:.12g} + {point.compute_s:.12g} + "
+        f"max({point.running - 1} x {point.restore_s:.12g}, {local - 1} x {point.compute_s:.12g})",
         point.ttft_s,
         "first byte + restore + compute + all others at the slower of the two",
     )
     output = setup.workload.output_tokens
     yield Step(
         "output tokens a second",
-        f"{point.running} x {output} / ({point.ttft_s!r} + {output} x {point.tpot_s!r})",
+        f"{point.running} x {output} / ({point.ttft_s:.12g} + {output} x {point.tpot_s:.12g})",
         point.output_tokens_per_s,
         "tokens a second",
         f"{point.output_tokens_per_s:,.1f}",
@@ -216,12 +230,12 @@ def _wear(plan: Plan) -> Iterator[Step]:
     wear, drive = plan.wear, plan.setup.machine.tier("ssd")
     if wear is None or drive is None:
         return
-    rated = f"{drive.capacity_nbytes} x {drive.dwpd!r} x {drive.rated_years!r} x 365"
+    rated = f"{drive.capacity_nbytes} x {drive.dwpd:.12g} x {drive.rated_years:.12g} x 365"
     yield _bytes(
         "bytes that the drives are rated for", rated, wear.rated_nbytes, "capacity x DWPD x days; the datasheet"
     )
     if wear.written_bytes_per_s:
-        days = f"{wear.rated_nbytes!r} / {wear.written_bytes_per_s!r} / 86400"
+        days = f"{wear.rated_nbytes:.12g} / {wear.written_bytes_per_s:.12g} / 86400"
         shown = f"{wear.life_days:,.0f} days"
         source = f"rated bytes / {bandwidth(wear.written_bytes_per_s)} of new KV, 2 % rewritten by reclaim"
         yield Step("life of the drives", days, wear.life_days, "days", shown, source)
@@ -231,7 +245,7 @@ def _cost(plan: Plan) -> Iterator[Step]:
     price, point, machine = plan.usd_per_million_tokens, plan.chosen, plan.setup.machine
     if price is None or point is None:
         return
-    seconds = f"({AMORTISED_YEARS!r} x 365 x 86400)"
-    expression = f"{machine.price_usd!r} / {seconds} / {point.output_tokens_per_s!r} x 1000000"
+    seconds = f"({AMORTISED_YEARS:.12g} x 365 x 86400)"
+    expression = f"{machine.price_usd:.12g} / {seconds} / {point.output_tokens_per_s:.12g} x 1000000"
     source = f"{usd(machine.price_usd)} over {AMORTISED_YEARS:g} years, always busy; power not counted"
     yield Step("a million output tokens", expression, price, "US dollars", usd(price), source)

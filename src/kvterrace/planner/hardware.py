@@ -167,7 +167,24 @@ def load_machine(name: str, option: str = "--hardware") -> Machine:
         data = tomllib.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: cannot be read as TOML: {error}") from error
-    return machine_from(data, path.stem, str(path))
+    return machine_from(_over_known(data, str(path)), path.stem, str(path))
+
+
+def _over_known(data: Mapping[str, object], where: str) -> Mapping[str, object]:
+    """What a file changes of the known machine that its `use` names; of a section, the fields that it gives."""
+    if "use" not in data:
+        return data
+    fields, machines = Fields(data, where), _catalog()["machine"]
+    use = fields.text("use")
+    if use not in machines:
+        fields.refuse("use", f"{use!r} is no known machine; known: {', '.join(machines)}")
+    merged: dict[str, object] = {**machines[use]}
+    for name, mine in data.items():
+        known = merged.get(name)
+        both = isinstance(known, Mapping) and isinstance(mine, Mapping)
+        merged[name] = {**known, **mine} if both else mine  # type: ignore[dict-item]
+    del merged["use"]
+    return merged
 
 
 def machine_from(data: Mapping[str, object], name: str, where: str) -> Machine:

@@ -64,6 +64,7 @@ class Point:
         output_tokens_per_s, requests_per_s: of the whole machine.
         restored_bytes_per_s: by tier.
         put_bytes_per_s: KV that is new, one copy.
+        first_byte_s, restore_s, compute_s: of one request: the tier's delay, the fullest link, the accelerators.
     """
 
     tiers: tuple[str, ...]
@@ -76,6 +77,7 @@ class Point:
     requests_per_s: float
     restored_bytes_per_s: Mapping[str, float]
     put_bytes_per_s: float
+    first_byte_s: float
     restore_s: float
     compute_s: float
 
@@ -125,6 +127,7 @@ def evaluate(setup: Setup, requests: int, tiers: tuple[str, ...], *, ssd_written
         rate,
         {tier: rate * moved for tier, moved in nbytes.items()},
         rate * new,
+        first_byte_s,
         restore_s,
         compute_s,
     )

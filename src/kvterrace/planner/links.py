@@ -91,6 +91,16 @@ def _crossings(machine: Machine, tier: Storage, copies: float) -> dict[str, floa
     return crossings
 
 
+def _crossings_down(machine: Machine, tier: Storage) -> dict[str, float]:
+    """How often a byte that is put crosses each link. It comes to DRAM once, and from there goes on to tiers below."""
+    if tier.name == "dram" or machine.tier("dram") is None:
+        return _crossings(machine, tier, 1.0)
+    crossings = {tier.name: 1.0, "io die": 1.0, "dram": 1.0}
+    if tier.link is not None:
+        crossings["network"] = 1.0
+    return crossings
+
+
 def paths(machine: Machine, *, copies: float = 1.0, ranks: int | None = None) -> list[Path]:
     """The path of each tier, nearest first.
 
@@ -121,8 +131,7 @@ def link_loads(machine: Machine, up: Mapping[str, float], down: Mapping[str, flo
         crossings = _crossings(machine, tier, copies)
         for name, times in crossings.items():
             upward[name] += up.get(tier.name, 0.0) * times
-        single = _crossings(machine, tier, 1.0)
-        for name, times in single.items():
+        for name, times in _crossings_down(machine, tier).items():
             downward[name] += down.get(tier.name, 0.0) * times
     loads = []
     for name, most in usable.items():

@@ -48,20 +48,20 @@ def parse_share(text: str, name: str) -> float:
 
 def gib(nbytes: float) -> str:
     """Powers of two: `1.5 GiB`."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(nbytes) < 1024:
-            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{_three(nbytes)} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:,.1f} TiB" if nbytes >= 100 else f"{_three(nbytes)} TiB"
+    return _scaled(nbytes, 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))
 
 
 def gb(nbytes: float) -> str:
     """Powers of ten: `1.5 GB`."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(nbytes) < 1000:
+    return _scaled(nbytes, 1000, ("B", "kB", "MB", "GB", "TB", "PB"))
+
+
+def _scaled(nbytes: float, base: int, units: tuple[str, ...]) -> str:
+    for unit in units[:-1]:
+        if abs(nbytes) < base:
             return f"{nbytes:.0f} {unit}" if unit == "B" else f"{_three(nbytes)} {unit}"
-        nbytes /= 1000
-    return f"{nbytes:,.1f} TB" if nbytes >= 100 else f"{_three(nbytes)} TB"
+        nbytes /= base
+    return f"{_three(nbytes)} {units[-1]}"
 
 
 def bandwidth(bytes_per_s: float) -> str:
