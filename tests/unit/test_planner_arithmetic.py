@@ -199,6 +199,29 @@ def test_a_decoding_step_reads_the_weights_and_all_active_kv() -> None:
     assert engine.sparse_step_s(3, 50, sparse) == pytest.approx((420 + 3 * 10 * 32 + 3 * 50 * 32 * 0.5) / 100)
 
 
+def test_a_model_that_chooses_tokens_reads_these_and_all_index_keys() -> None:
+    layer = Layer(
+        "MLA latent with index", 1, 6, replicated=True, indexer_dim=2, index_heads=3, chosen=10, query_heads=2,
+        qk_dim=4, v_dim=4, params=100, active_params=100,
+    )  # fmt: skip
+    model = a_model(layers=(layer,), weights_nbytes=240)
+    # 50 tokens are kept: 8 elements each; 10 latents of 6 are read, and 50 index keys of 2. Two ranks each do so.
+    assert model.sequence_nbytes(50) == 50 * 8 * 2
+    assert model.read_nbytes(50, 1) == (10 * 6 + 50 * 2) * 2
+    assert model.read_nbytes(50, 2) == 2 * model.read_nbytes(50, 1)
+    assert model.read_nbytes(4, 1) == model.sequence_nbytes(4)
+    engine = Engine(model, an_accelerator(flops=1e12), Parallel())
+    assert engine.step_s(3, 50) == pytest.approx((220 + 3 * 320) / 100)
+    # 20 tokens of a prompt attend to 1, 2, ... 10, 10, ... tokens: 155 pairs; the choice looks at 210.
+    assert prefill_flops(model, 0, 20)[1] == 2 * 2 * 8 * 155 + 2 * 3 * 2 * 210
+
+
+def test_dense_attention_reads_all_that_it_holds() -> None:
+    for name in ("llama-3.1-70b", "gpt-oss-120b", "deepseek-v3", "qwen3-next-80b-a3b"):
+        model = load_model(name)
+        assert model.read_nbytes(50_000, 8) == model.held_nbytes(50_000, Parallel(8))
+
+
 def test_experts_that_no_token_was_sent_to_are_not_read() -> None:
     layer = Layer(
         "experts", 1, 4, 4, params=1010, active_params=210, experts=10, experts_per_token=2, expert_params=100

@@ -17,7 +17,7 @@ class Spill:
 
     Attributes:
         overflow_nbytes: active KV outside HBM, replicas counted.
-        exact_read_nbytes, exact_tpot_s: all of it is read at every step; at least, as if that hid the step's work.
+        exact_read_nbytes, exact_tpot_s: what a step reads of it; at least, as if that hid the step's work.
         sparse_read_nbytes, sparse_tpot_s: each step reads a few tokens of each sequence, wherever they lie.
         fits: whether the tier has room for it.
     """
@@ -37,7 +37,8 @@ class Decoding:
     """Decoding of all sequences that the load has.
 
     Attributes:
-        active_nbytes: their KV on all ranks, all of it read at every step by dense attention.
+        active_nbytes: their KV on all ranks.
+        read_nbytes: of it, what a step reads: all by dense attention, less where a model chooses tokens itself.
         hbm_nbytes: KV's room in HBM.
         all_in_hbm_s: of a step if HBM held all of it.
         sparse: tokens that a sparse step reads.
@@ -45,6 +46,7 @@ class Decoding:
     """
 
     active_nbytes: int
+    read_nbytes: int
     hbm_nbytes: int
     all_in_hbm_s: float
     sparse: Sparse
@@ -89,6 +91,7 @@ def decoding(setup: Setup, sparse: Sparse | None = None) -> Decoding:
     active = load.concurrency * budget.sequence_nbytes
     local = -(-load.concurrency // budget.instances)
     step_s = engine.step_s(local, load.context_tokens)
+    read = load.concurrency * setup.model.read_nbytes(load.context_tokens, setup.parallel.tp)
     overflow = max(0, active - budget.kv_nbytes)
     spills = []
     if overflow:
@@ -98,20 +101,21 @@ def decoding(setup: Setup, sparse: Sparse | None = None) -> Decoding:
             assert storage is not None
             # What lies below is one copy; on its way up it multiplies, which the path's crossings count.
             below = overflow / setup.copies
-            chosen = below * min(1.0, few.tokens / load.context_tokens)
+            exact = below * read / active
+            chosen = min(exact, below * min(1.0, few.tokens / load.context_tokens))
             spills.append(
                 Spill(
                     path.tier,
                     path.bottleneck,
                     overflow,
                     below <= storage.kv_nbytes,
-                    below,
-                    max(step_s, path.load_s(below)),
+                    exact,
+                    max(step_s, path.load_s(exact)),
                     chosen,
                     max(sparse_s, path.load_s(chosen)),
                 )
             )
-    return Decoding(active, budget.kv_nbytes, step_s, few, tuple(spills))
+    return Decoding(active, read, budget.kv_nbytes, step_s, few, tuple(spills))
 
 
 def hot_hit(path: Path, read_nbytes: float, hit_rate: float) -> HotHit:

@@ -140,13 +140,15 @@ def _hbm(plan: Plan) -> Iterator[Step]:
 
 def _attention(model: Model, tokens: int) -> str:
     """Attention's FLOPs, by kinds of layers."""
-    kinds: dict[tuple[int, int, int, int], int] = {}
+    kinds: dict[str, int] = {}
     for layer in model.layers:
         if layer.query_heads:
-            kind = (layer.query_heads, layer.qk_dim, layer.v_dim, attended_tokens(0, tokens, layer.window))
-            kinds[kind] = kinds.get(kind, 0) + 1
-    terms = [f"{count} x 2 x {heads} x ({qk} + {v}) x {pairs}" for (heads, qk, v, pairs), count in kinds.items()]
-    return " + ".join(terms) or "0"
+            pairs = attended_tokens(0, tokens, layer.chosen or layer.window)
+            one = f"2 x {layer.query_heads} x ({layer.qk_dim} + {layer.v_dim}) x {pairs}"
+            if layer.index_heads:
+                one += f" + 2 x {layer.index_heads} x {layer.indexer_dim} x {attended_tokens(0, tokens, 0)}"
+            kinds[one] = kinds.get(one, 0) + 1
+    return " + ".join(f"{count} x ({one})" for one, count in kinds.items()) or "0"
 
 
 def _time(plan: Plan) -> Iterator[Step]:
@@ -193,13 +195,13 @@ def _paths(plan: Plan) -> Iterator[Step]:
         expression = f"{path.first_byte_s:.12g} + {sequence} / {path.bytes_per_s:.12g}"
         title = f"  to load {load.context_tokens:,} tokens from {path.tier}"
         yield _seconds(title, expression, path.load_s(sequence), "first byte + bytes / bandwidth")
-    if plan.decoding.active_nbytes:
-        active = plan.decoding.active_nbytes
+    active = plan.decoding.read_nbytes
+    if active:
         yield _rate(
             f"reading the KV of all {load.concurrency} sequences in a step of {duration(plan.step_s)}",
             f"{active} / {plan.step_s:.12g}",
             active / plan.step_s,
-            "dense attention reads all active KV at each step",
+            "dense attention reads all active KV at each step, sparse models what they choose",
         )
 
 

@@ -81,16 +81,20 @@ def latent_layer(fields: Fields, shape: Shape) -> Layer:
     params = mla_params(fields, shape.hidden, shape.heads)
     for name in ("num_key_value_heads", "head_dim", "qk_head_dim"):  # of the expanded K and V, which is not cached
         fields.value(name)
-    indexer = 0
+    indexer = index_heads = chosen = 0
     if fields.has("index_topk"):
+        chosen = fields.count("index_topk")
         indexer = fields.count("index_head_dim")
-        heads = fields.count("index_n_heads")
+        index_heads = fields.count("index_n_heads")
         for name in ("indexer_types", "layer_types"):
             fields.value(name)
-        params += shape.hidden * indexer + fields.count("q_lora_rank") * heads * indexer + shape.hidden * heads
+        params += (
+            shape.hidden * indexer + fields.count("q_lora_rank") * index_heads * indexer + shape.hidden * index_heads
+        )
     return Layer(
         "MLA latent with index" if indexer else "MLA latent", 1, rank + rope, 0, replicated=True, indexer_dim=indexer,
-        query_heads=shape.heads, qk_dim=fields.count("qk_nope_head_dim") + rope, v_dim=fields.count("v_head_dim"),
+        index_heads=index_heads, chosen=chosen, query_heads=shape.heads,
+        qk_dim=fields.count("qk_nope_head_dim") + rope, v_dim=fields.count("v_head_dim"),
         params=params, active_params=params,
     )  # fmt: skip
 

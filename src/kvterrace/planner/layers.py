@@ -33,6 +33,7 @@ class Layer:
         query_heads, qk_dim, v_dim: of the attention that is computed, for FLOPs; 0 heads: no attention.
         shared: attends over the KV of an earlier layer, and caches none.
         indexer_dim: elements of an index key for each token (sparse attention of DeepSeek-V3.2); replicated.
+        index_heads, chosen: heads that compare with index keys, and tokens that attention then reads; 0 reads all.
         params, active_params: weights, and those that one token passes through.
         experts, experts_per_token: routed experts, 0 if there are none.
         expert_params: weights of one routed expert.
@@ -52,6 +53,8 @@ class Layer:
     v_dim: int = 0
     shared: bool = False
     indexer_dim: int = 0
+    index_heads: int = 0
+    chosen: int = 0
     params: int = 0
     active_params: int = 0
     experts: int = 0
@@ -66,6 +69,14 @@ class Layer:
         """Elements cached for one token on one of `tp` ranks."""
         heads = self.kv_heads if self.replicated else -(-self.kv_heads // tp)
         return heads * (self.key_dim + self.value_dim) + self.indexer_dim
+
+    def read_elements(self, tokens: int, tp: int = 1) -> int:
+        """Elements that one rank reads to decode a token behind `tokens`: all that is kept; where tokens are chosen,
+        those, and all index keys.
+        """
+        kept = self.kept_tokens(tokens)
+        index = self.indexer_dim * kept
+        return (self.elements_per_token(tp) - self.indexer_dim) * min(kept, self.chosen or kept) + index
 
     def state_nbytes(self, kv_nbytes: int, tp: int = 1) -> int:
         """Bytes of a sequence's state on one of `tp` ranks; `kv_nbytes` for each element of the convolution's."""
@@ -200,6 +211,14 @@ class Model:
     def held_nbytes(self, tokens: int, parallel: Parallel) -> int:
         """Bytes that a sequence takes on all ranks of an instance, replicas counted."""
         return parallel.tp * self.sequence_nbytes(tokens, parallel.tp)
+
+    def read_nbytes(self, tokens: int, tp: int) -> int:
+        """Bytes that all ranks read to decode a token of a sequence of `tokens`: what they hold, unless it is chosen."""
+        total = 0
+        for layer in self.layers:
+            total += layer.read_elements(tokens, tp) * self.element_nbytes
+            total += layer.state_nbytes(self.element_nbytes, tp)
+        return tp * total
 
     def fullest_rank_nbytes(self, tokens: int, parallel: Parallel) -> int:
         """Bytes that a sequence takes on the rank that holds most of it."""

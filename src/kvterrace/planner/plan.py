@@ -104,7 +104,7 @@ def make_plan(model: Model, machine: Machine, load: Workload, parallel: Parallel
         tuple(_loads(setup, chosen)),
         spilled,
         _hot(setup, spilled),
-        tuple(step_shortfall(machine, float(spilled.active_nbytes), step_s, setup.copies)),
+        tuple(step_shortfall(machine, float(spilled.read_nbytes), step_s, setup.copies)),
         step_s,
         tuple(_choices(setup)),
         tuple(break_even(setup.engine, path, max(_LONGEST_TRIED, load.context_tokens)) for path in setup.paths()),

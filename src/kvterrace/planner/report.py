@@ -198,6 +198,7 @@ def _decoding(plan: Plan) -> dict[str, object]:
     spilled, hot = plan.decoding, plan.hot
     return {
         "active_nbytes": spilled.active_nbytes,
+        "read_nbytes": spilled.read_nbytes,
         "fits_in_hbm": spilled.fits,
         "all_in_hbm_tpot_s": spilled.all_in_hbm_s,
         "sparse_tokens": spilled.sparse.tokens,

@@ -33,9 +33,12 @@ def attended_tokens(cached: int, new: int, window: int) -> int:
 
 
 def _attention_flops(layer: Layer, cached: int, new: int) -> int:
-    """Q K^T and its product with V: 2 FLOPs for each element (FlashAttention, arXiv 2205.14135, counts the same)."""
-    pairs = attended_tokens(cached, new, layer.window)
-    return 2 * layer.query_heads * (layer.qk_dim + layer.v_dim) * pairs
+    """Q K^T and its product with V: 2 FLOPs for each element (FlashAttention, arXiv 2205.14135, counts the same). Where
+    tokens are chosen, attention over these, and the choice over all (DeepSeek-V3.2, arXiv 2512.02556).
+    """
+    pairs = attended_tokens(cached, new, layer.chosen or layer.window)
+    choice = 2 * layer.index_heads * layer.indexer_dim * attended_tokens(cached, new, 0)
+    return 2 * layer.query_heads * (layer.qk_dim + layer.v_dim) * pairs + choice
 
 
 def prefill_flops(model: Model, cached: int, new: int) -> tuple[int, int]:
@@ -85,9 +88,9 @@ class Engine:
 
     def step_s(self, running: int, tokens: int) -> float:
         """Of one decoding step over `running` sequences of `tokens` each, exact, all KV in HBM: every weight that is
-        used and every byte of active KV is read once.
+        used and every byte of active KV is read once; of models that choose tokens themselves, what they choose.
         """
-        kv = running * self.model.held_nbytes(tokens, Parallel(self.parallel.tp))
+        kv = running * self.model.read_nbytes(tokens, self.parallel.tp)
         read = (self.model.touched_nbytes(running) + kv) / self.memory_bytes_per_s
         return max(read, self._step_compute_s(running, tokens))
 
@@ -106,6 +109,8 @@ class Engine:
 def _decode_flops(layer: Layer, tokens: int) -> int:
     """Attention of one new token. A latent is attended to as it is, by every head (DeepSeek-V2, section 2.1.2)."""
     kept = layer.kept_tokens(tokens)
+    choice = 2 * layer.index_heads * layer.indexer_dim * kept
+    kept = min(kept, layer.chosen or kept)
     if layer.replicated and layer.query_heads:
-        return 2 * layer.query_heads * 2 * layer.key_dim * kept
-    return 2 * layer.query_heads * (layer.qk_dim + layer.v_dim) * kept
+        return 2 * layer.query_heads * 2 * layer.key_dim * kept + choice
+    return 2 * layer.query_heads * (layer.qk_dim + layer.v_dim) * kept + choice

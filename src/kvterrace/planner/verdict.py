@@ -71,7 +71,7 @@ def _impossible(plan: Plan) -> list[str]:
     """Where decoding all sequences at once needs more than HBM, and by how much each way falls short."""
     if not plan.budget.weights_fit:
         return []
-    active, step = gb(plan.decoding.active_nbytes), duration(plan.step_s)
+    active, step = gb(plan.decoding.read_nbytes), duration(plan.step_s)
     hbm = next(one for one in plan.shortfalls if one.link == "hbm")
     lines = []
     if hbm.factor > 1:
