@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.unit.planner_configs import PUBLISHED
 
 from kvterrace.errors import ConfigError, UnsupportedModelError
 from kvterrace.planner.layers import Parallel
 from kvterrace.planner.models import kv_dtype_of, load_model, model_from_config, shipped_models
-from tests.unit.planner_configs import PUBLISHED
 
 LLAMA: dict[str, object] = {
     "model_type": "llama",

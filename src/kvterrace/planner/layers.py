@@ -213,7 +213,7 @@ class Model:
         return parallel.tp * self.sequence_nbytes(tokens, parallel.tp)
 
     def read_nbytes(self, tokens: int, tp: int) -> int:
-        """Bytes that all ranks read to decode a token of a sequence of `tokens`: all that they hold, or their choice."""
+        """Bytes that all ranks read to decode a token of a sequence of `tokens`: what they hold or choose of it."""
         total = 0
         for layer in self.layers:
             total += layer.read_elements(tokens, tp) * self.element_nbytes
