@@ -100,7 +100,9 @@ def _kv(plan: Plan) -> Iterator[Step]:
                 "layers x (elements of the state + of the convolution's)",
             )
     if per_token:
-        yield _bytes("KV of one token, all layers", " + ".join(per_token), model.nbytes_per_token(), "R1")
+        yield _bytes(
+            "KV of one token, all layers", " + ".join(per_token), model.nbytes_per_token(), "sum over the layers"
+        )
     sequence = model.sequence_nbytes(tokens)
     source = "tokens that each layer keeps: all, or its window"
     yield _bytes(f"KV of a sequence of {tokens:,} tokens", " + ".join(per_sequence) or "0", sequence, source)
@@ -125,7 +127,7 @@ def _hbm(plan: Plan) -> Iterator[Step]:
     if not budget.weights_fit:
         return
     room = f"floor({KV_SHARE_OF_FREE} x {budget.rank_free_nbytes})"
-    yield _bytes("  of it for KV", room, budget.rank_kv_nbytes, "70 %; the rest is for activations and workspace (R3)")
+    yield _bytes("  of it for KV", room, budget.rank_kv_nbytes, "70 %; the rest is for activations and workspace")
     yield _bytes(
         "KV of a sequence on the fullest accelerator",
         f"{budget.rank_sequence_nbytes}",
