@@ -9,6 +9,7 @@ from rich.table import Table
 
 from kvterrace.cli.tables import count, safe, stdout, table
 from kvterrace.planner.compare import Side
+from kvterrace.planner.decode import HotHit
 from kvterrace.planner.explain import steps
 from kvterrace.planner.ladder import Point
 from kvterrace.planner.plan import Plan
@@ -162,6 +163,9 @@ def _link_table(plan: Plan) -> Table | None:
     for one in sorted(plan.loads, key=lambda load: -load.use):
         word = f"breaks, by a factor of {one.use:.1f}" if one.use > 1 else "crowded" if one.use > 0.7 else ""
         made.add_row(one.link, bandwidth(one.need_bytes_per_s), bandwidth(one.usable_bytes_per_s), share(one.use), word)
+    hot = plan.hot_restore
+    if hot is not None:
+        made.caption, made.caption_justify = f"restores, out of {hot.tier}: {_hot_words(hot, 'a request')}", "left"
     return made
 
 
@@ -178,16 +182,20 @@ def _decode_table(plan: Plan) -> Table | None:
         name = one.tier if one.fits else f"{one.tier} (too small)"
         exact, sparse = gb(one.exact_read_nbytes), gb(one.sparse_read_nbytes)
         made.add_row(name, one.bottleneck, exact, duration(one.exact_tpot_s), sparse, duration(one.sparse_tpot_s))
-    hot = plan.hot
-    if hot is not None:
-        worth = "more" if hot.point_is_worth_more else "less"
-        made.caption = (
-            f"sparse out of {hot.tier}, at a hot hit rate of {share(hot.hit_rate)}: a point more saves "
-            f"{duration(hot.point_saves_s)} a step, twice the bandwidth {duration(hot.doubling_saves_s)}: a point is "
-            f"worth {worth}; it is worth more from {share(hot.break_even_hit_rate)} on"
-        )
+    if plan.hot is not None:
+        made.caption = f"sparse, out of {plan.hot.tier}: {_hot_words(plan.hot, 'a step')}"
         made.caption_justify = "left"
     return made
+
+
+def _hot_words(hot: HotHit, each: str) -> str:
+    """A point of hot hit rate against twice the bandwidth."""
+    worth = "more" if hot.point_is_worth_more else "less"
+    return (
+        f"at a hot hit rate of {share(hot.hit_rate)} a point more saves {duration(hot.point_saves_s)} {each}, twice the "
+        f"bandwidth {duration(hot.doubling_saves_s)}: a point is worth {worth}; it is worth more from "
+        f"{share(hot.break_even_hit_rate)} on"
+    )
 
 
 def _wear_table(plan: Plan) -> Table | None:

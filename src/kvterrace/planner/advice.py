@@ -120,7 +120,7 @@ def _latency(setup: Setup, without: Point, point: Point, whole: Point) -> Constr
         reason = f"{duration(target)} is met with the tiers behind it: {numbers}"
         return Constraint("latency target", holds=True, reason=reason)
     either = "either way" if without.ttft_s > target else "with it"
-    reason = f"{duration(target)} is missed by a factor of {point.ttft_s / target:.1f} {either}: {numbers}"
+    reason = f"{duration(target)} is missed by a factor of {point.ttft_s / target:,.1f} {either}: {numbers}"
     return Constraint("latency target", holds=False, reason=reason)
 
 

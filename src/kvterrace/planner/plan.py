@@ -39,6 +39,7 @@ class Plan:
         shortfalls: a step that reads the KV of all sequences in `step_s`, against HBM and each path.
         step_s: the target's time for an output token; without one, what a step takes if HBM held everything.
         hot: of sparse decoding out of the farthest tier; None if HBM holds everything.
+        hot_restore: of restores at the chosen point, out of the farthest tier that has hits; None without such hits.
         verdicts: tiers in order; an SSD is judged even where the machine has none.
         needed_reuse: the least reuse from which on an SSD would gain enough; None: none does.
     """
@@ -53,6 +54,7 @@ class Plan:
     loads: tuple[LinkLoad, ...]
     decoding: Decoding
     hot: HotHit | None
+    hot_restore: HotHit | None
     shortfalls: tuple[Shortfall, ...]
     step_s: float
     choices: tuple[Choice, ...]
@@ -104,6 +106,7 @@ def make_plan(model: Model, machine: Machine, load: Workload, parallel: Parallel
         tuple(_loads(setup, chosen)),
         spilled,
         _hot(setup, spilled),
+        _hot_restore(setup, chosen),
         tuple(step_shortfall(machine, float(spilled.read_nbytes), step_s, setup.copies)),
         step_s,
         tuple(_choices(setup)),
@@ -170,6 +173,17 @@ def _hot(setup: Setup, spilled: Decoding) -> HotHit | None:
     path = setup.paths()[-1]
     read = spilled.active_nbytes / setup.copies * min(1.0, spilled.sparse.tokens / setup.workload.context_tokens)
     return hot_hit(path, read, min(1.0, spilled.hbm_nbytes / spilled.active_nbytes))
+
+
+def _hot_restore(setup: Setup, point: Point | None) -> HotHit | None:
+    """For what a request finds: HBM has its share of it, the rest is taken to come from the farthest tier."""
+    if point is None:
+        return None
+    path = next((one for one in reversed(setup.paths()) if point.found.get(one.tier)), None)
+    if path is None:
+        return None
+    cached = int(point.found_share * setup.workload.prompt_tokens)
+    return hot_hit(path, float(setup.model.sequence_nbytes(cached)), point.found["hbm"] / point.found_share)
 
 
 def _choices(setup: Setup) -> list[Choice]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from kvterrace.planner.advice import TierVerdict
 from kvterrace.planner.compare import Side
+from kvterrace.planner.decode import HotHit
 from kvterrace.planner.explain import steps
 from kvterrace.planner.ladder import Point
 from kvterrace.planner.layers import Model
@@ -75,6 +76,7 @@ def plan_json(plan: Plan, *, against: tuple[Side, Side] | None = None, explain: 
             "break_even": [
                 {"tier": one.tier, "tokens": one.tokens, "tried_tokens": one.tried_tokens} for one in plan.break_evens
             ],
+            "hot_hit": _hot(plan.hot_restore),
         },
         "operating_point": _point(plan.chosen) if plan.chosen is not None else None,
         "sweep": [
@@ -195,7 +197,7 @@ def _hbm(plan: Plan) -> dict[str, object]:
 
 
 def _decoding(plan: Plan) -> dict[str, object]:
-    spilled, hot = plan.decoding, plan.hot
+    spilled = plan.decoding
     return {
         "active_nbytes": spilled.active_nbytes,
         "read_nbytes": spilled.read_nbytes,
@@ -215,16 +217,7 @@ def _decoding(plan: Plan) -> dict[str, object]:
             }
             for one in spilled.spills
         ],
-        "hot_hit": None
-        if hot is None
-        else {
-            "tier": hot.tier,
-            "hit_rate": hot.hit_rate,
-            "wait_s": hot.wait_s,
-            "point_saves_s": hot.point_saves_s,
-            "doubling_saves_s": hot.doubling_saves_s,
-            "break_even_hit_rate": hot.break_even_hit_rate,
-        },
+        "hot_hit": _hot(plan.hot),
         "step_s": plan.step_s,
         "shortfalls": [
             {
@@ -235,6 +228,19 @@ def _decoding(plan: Plan) -> dict[str, object]:
             }
             for one in plan.shortfalls
         ],
+    }
+
+
+def _hot(hot: HotHit | None) -> dict[str, object] | None:
+    if hot is None:
+        return None
+    return {
+        "tier": hot.tier,
+        "hit_rate": hot.hit_rate,
+        "wait_s": hot.wait_s,
+        "point_saves_s": hot.point_saves_s,
+        "doubling_saves_s": hot.doubling_saves_s,
+        "break_even_hit_rate": hot.break_even_hit_rate,
     }
 
 
