@@ -282,6 +282,15 @@ def test_what_is_not_understood_is_refused_by_name(changes: dict[str, object], f
     assert "\n" not in message
 
 
+def test_a_configuration_without_a_dtype_is_told_so() -> None:
+    silent = {key: value for key, value in LLAMA.items() if key != "torch_dtype"}
+    assert model_from_config(LLAMA, "x", "x").notes == ()
+    made = model_from_config(silent, "x", "x")
+    assert made.kv_dtype == "bfloat16"
+    assert made.notes == ("the configuration names no dtype: bfloat16 is taken, for weights and KV",)
+    assert model_from_config({**silent, "dtype": "float32"}, "x", "x").nbytes_per_token() == 2 * 2 * 64 * 4 * 4
+
+
 def test_fields_that_are_null_or_off_are_no_reason_to_refuse() -> None:
     harmless = {
         "sliding_window": None,

@@ -193,8 +193,8 @@ def _hot_words(hot: HotHit, each: str) -> str:
     worth = "more" if hot.point_is_worth_more else "less"
     point, doubling = duration(hot.point_saves_s), duration(hot.doubling_saves_s)
     return (
-        f"at a hot hit rate of {share(hot.hit_rate)} a point more saves {point} {each}, twice the bandwidth {doubling}: "
-        f"a point is worth {worth}; it is worth more from {share(hot.break_even_hit_rate)} on"
+        f"at a hot hit rate of {share(hot.hit_rate)} a point more saves {point} {each}, twice the bandwidth {doubling}"
+        f"; a point is worth {worth}, and more from {share(hot.break_even_hit_rate)} on"
     )
 
 

@@ -109,6 +109,8 @@ def model_from_config(
     check_all_read(fields, family)
     dtype_field = next((one for one in ("dtype", "torch_dtype") if fields.has(one) or outer.has(one)), "torch_dtype")
     dtype = (fields if fields.has(dtype_field) else outer).text(dtype_field, "bfloat16").removeprefix("torch.")
+    if not (fields.has(dtype_field) or outer.has(dtype_field)):
+        notes.append("the configuration names no dtype: bfloat16 is taken, for weights and KV")
     if dtype not in _CONFIG_DTYPES:
         fields.refuse(dtype_field, f"{dtype!r} is unknown; known: {', '.join(_CONFIG_DTYPES)}")
     kv = kv_dtype or (dtype if _CONFIG_DTYPES[dtype] >= 2 else "bfloat16")
