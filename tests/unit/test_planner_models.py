@@ -271,6 +271,7 @@ def test_quantised_weights() -> None:
         ({"model_type": "qwen3_next"}, "linear_key_head_dim"),
         ({"model_type": "granitemoehybrid"}, "layer_types"),
         ({"model_type": "deepseek_v3"}, "kv_lora_rank"),
+        ({"model_type": "exaone_moe", "sliding_window": 128}, "layer_types"),
     ],
 )
 def test_what_is_not_understood_is_refused_by_name(changes: dict[str, object], field: str) -> None:

@@ -376,3 +376,14 @@ def test_a_point_of_hot_hits_in_restores() -> None:
     assert hot.doubling_saves_s == pytest.approx((1 - hot.hit_rate) * found_nbytes / 50.4e9 / 2)
     assert not hot.point_is_worth_more
     assert planned(replace(LONG, reuse=0.0)).hot_restore is None
+
+
+def test_beyond_hbm_a_model_that_chooses_tokens_reads_its_choice() -> None:
+    """DeepSeek-V3.2: of 131,072 tokens 2,048 latents of 576 elements, and all index keys of 128, in each of 61 layers."""
+    plan = planned(Workload(131_072, concurrency=8), "deepseek-v3.2", "8x-h200")
+    per_rank = 61 * 2 * (2048 * 576 + 131_072 * 128)
+    assert plan.decoding.read_nbytes == 8 * 8 * per_rank
+    assert plan.decoding.active_nbytes == 8 * 8 * 61 * 2 * 131_072 * (576 + 128)
+    ssd = next(one for one in plan.decoding.spills if one.tier == "ssd")
+    below = ssd.overflow_nbytes / 8
+    assert ssd.exact_read_nbytes == pytest.approx(below * per_rank / (61 * 2 * 131_072 * 704))
