@@ -379,7 +379,7 @@ def test_a_point_of_hot_hits_in_restores() -> None:
 
 
 def test_beyond_hbm_a_model_that_chooses_tokens_reads_its_choice() -> None:
-    """DeepSeek-V3.2: of 131,072 tokens 2,048 latents of 576 elements, and all index keys of 128, in each of 61 layers."""
+    """DeepSeek-V3.2: of 131,072 tokens 2,048 latents of 576 elements and all index keys of 128, in 61 layers."""
     plan = planned(Workload(131_072, concurrency=8), "deepseek-v3.2", "8x-h200")
     per_rank = 61 * 2 * (2048 * 576 + 131_072 * 128)
     assert plan.decoding.read_nbytes == 8 * 8 * per_rank
