@@ -264,6 +264,8 @@ def test_requests_that_pass_two_stages() -> None:
     assert first_token_s(1, 2.0, 5.0, local=1) == 7.0
     # On three instances, each computes one of them: the links are the slower stage now.
     assert first_token_s(3, 2.0, 5.0, local=1, first_byte_s=0.5) == 0.5 + 2 * 3 + 5
+    # Of four requests on two instances, each pair shares its accelerators' links, 7 s for each: slower than all else.
+    assert first_token_s(4, 2.0, 5.0, local=2, own_link_s=7.0) == 7 * 2 + 5
 
 
 # Endurance

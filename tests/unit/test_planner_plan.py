@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -40,6 +41,14 @@ def test_long_contexts_that_come_back_are_worth_an_ssd() -> None:
     assert plan.active_nbytes == 8 * 40 * 2**30  # HBM holds 8 of the 32
     assert plan.idle_nbytes == 24 * 40 * 2**30
     assert plan.split == {"hbm": 256 * 2**30, "dram": 640 * 2**30, "ssd": 384 * 2**30}
+
+
+@pytest.mark.parametrize("figure", ["9" * 400, "-" + "9" * 400, "nan", "inf"])
+def test_a_figure_that_is_no_float_is_refused_by_its_field(figure: str, tmp_path: Path) -> None:
+    file = tmp_path / "machine.toml"
+    file.write_text(f'use = "8x-h100"\nssd = {{ dwpd = {figure} }}\n')
+    with pytest.raises(ConfigError, match="ssd: dwpd: "):
+        load_machine(str(file))
 
 
 @pytest.mark.parametrize("context", [1024, 2048, 4096])
@@ -387,3 +396,29 @@ def test_beyond_hbm_a_model_that_chooses_tokens_reads_its_choice() -> None:
     ssd = next(one for one in plan.decoding.spills if one.tier == "ssd")
     below = ssd.overflow_nbytes / 8
     assert ssd.exact_read_nbytes == pytest.approx(below * per_rank / (61 * 2 * 131_072 * 704))
+
+
+def test_a_sequence_has_the_links_of_its_own_instance_alone() -> None:
+    """Llama-3.1-8B once on each of 8 accelerators: 4 GiB of KV come over one x16 link, 64 GB/s x 0.75, not over 8."""
+    load = Workload(32_768, concurrency=8, reuse=0.8)
+    plan = make_plan(load_model("llama-3.1-8b"), load_machine("8x-h100"), load, Parallel(1))
+    dram = next(one for one in plan.choices if (one.tier, one.tokens) == ("dram", 32_768))
+    assert dram.load_s == pytest.approx(20e-6 + 4 * 2**30 / 48e9)
+    # The drives carry 50.4 GB/s, so that link is the narrow one for a request alone; eight of them share the drives.
+    assert plan.setup.paths()[-1].bottleneck == "accelerator link"
+    assert plan.setup.paths(8)[-1].bottleneck == "ssd"
+    alone = plan.points["hbm", "dram"][0]
+    assert alone.requests == 1
+    assert alone.own_link_s > alone.restore_s
+    assert alone.ttft_s == pytest.approx(alone.first_byte_s + alone.own_link_s + alone.compute_s)
+
+
+def test_a_sequence_lies_in_one_instance() -> None:
+    """Llama-3.1-70B twice on 8 x 80 GB: each has 4 x 0.7 x 44.7 = 125 GB for KV, no room for 160 GiB, but both have."""
+    plan = make_plan(load_model("llama-3.1-70b"), load_machine("8x-h100"), Workload(524_288, 1), Parallel(4))
+    assert plan.budget.sequences == 0
+    assert plan.budget.kv_nbytes > plan.decoding.active_nbytes
+    assert not plan.decoding.fits
+    assert plan.decoding.overflow_nbytes == pytest.approx(160 * 2**30 - 4 * 0.7 * (80e9 - 141.1e9 / 4), rel=1e-3)
+    side = side_of(plan)
+    assert side.decodes_from != "hbm"

@@ -39,7 +39,7 @@ class Decoding:
     Attributes:
         active_nbytes: their KV on all ranks.
         read_nbytes: of it, what a step reads: all by dense attention, less where a model chooses tokens itself.
-        hbm_nbytes: KV's room in HBM.
+        overflow_nbytes: of it, what HBM does not hold; sequences lie evenly over the instances, each whole in one.
         all_in_hbm_s: of a step if HBM held all of it.
         sparse: tokens that a sparse step reads.
         spills: for each tier, nearest first; none if HBM holds everything.
@@ -47,7 +47,7 @@ class Decoding:
 
     active_nbytes: int
     read_nbytes: int
-    hbm_nbytes: int
+    overflow_nbytes: int
     all_in_hbm_s: float
     sparse: Sparse
     spills: tuple[Spill, ...]
@@ -55,7 +55,7 @@ class Decoding:
     @property
     def fits(self) -> bool:
         """Whether HBM holds all active KV."""
-        return self.active_nbytes <= self.hbm_nbytes
+        return not self.overflow_nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +92,16 @@ def decoding(setup: Setup, sparse: Sparse | None = None) -> Decoding:
     local = -(-load.concurrency // budget.instances)
     step_s = engine.step_s(local, load.context_tokens)
     read = load.concurrency * setup.model.read_nbytes(load.context_tokens, setup.parallel.tp)
-    overflow = max(0, active - budget.kv_nbytes)
+    fuller = load.concurrency % budget.instances  # instances that have one sequence more than the others
+    room = budget.kv_nbytes // budget.instances
+    overflow = fuller * max(0, local * budget.sequence_nbytes - room)
+    overflow += (budget.instances - fuller) * max(
+        0, load.concurrency // budget.instances * budget.sequence_nbytes - room
+    )
     spills = []
     if overflow:
         sparse_s = engine.sparse_step_s(local, load.context_tokens, few)
-        for path in setup.paths():
+        for path in setup.paths(min(budget.instances, load.concurrency)):
             storage = setup.machine.tier(path.tier)
             assert storage is not None
             # What lies below is one copy; on its way up it multiplies, which the path's crossings count.
@@ -115,7 +120,7 @@ def decoding(setup: Setup, sparse: Sparse | None = None) -> Decoding:
                     max(sparse_s, path.load_s(chosen)),
                 )
             )
-    return Decoding(active, read, budget.kv_nbytes, step_s, few, tuple(spills))
+    return Decoding(active, read, overflow, step_s, few, tuple(spills))
 
 
 def hot_hit(path: Path, read_nbytes: float, hit_rate: float) -> HotHit:

@@ -212,12 +212,13 @@ def _point(plan: Plan) -> Iterator[Step]:
     if point is None:
         return
     local = -(-point.running // plan.budget.instances)
+    own = max(point.own_link_s, point.compute_s)
     yield _seconds(
         f"time to first token, {point.running} at once",
-        f"{point.first_byte_s:.12g} + {point.restore_s:.12g} + {point.compute_s:.12g} + "
-        f"max({point.running - 1} x {point.restore_s:.12g}, {local - 1} x {point.compute_s:.12g})",
+        f"{point.first_byte_s:.12g} + max({point.restore_s:.12g}, {point.own_link_s:.12g}) + {point.compute_s:.12g} + "
+        f"max({point.running - 1} x {point.restore_s:.12g}, {local - 1} x {own:.12g})",
         point.ttft_s,
-        "first byte + restore + compute + all others at the slower of the two",
+        "first byte + the fuller of shared links and accelerators' own + compute + all others at the slowest of these",
     )
     output = setup.workload.output_tokens
     yield Step(

@@ -78,7 +78,9 @@ class Fields:
             if default is None:
                 self.refuse(name, "missing; a number is needed")
             return default
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            self.refuse(name, f"{_shown(value)} is no number")
+        if isinstance(value, float) and not math.isfinite(value):  # an int may be too large to ask
             self.refuse(name, f"{_shown(value)} is no number")
         if not least <= value <= most:
             self.refuse(name, f"{_shown(value)} is not in {least:g}..{most:g}")

@@ -46,9 +46,11 @@ class Setup:
         """Bytes of a sequence at its longest for each of its tokens, one copy; windows count by what they keep."""
         return self.model.sequence_nbytes(self.workload.context_tokens) / self.workload.context_tokens
 
-    def paths(self) -> list[Path]:
-        """The way up from each tier; a sequence is spread over the ranks of its instance."""
-        return paths(self.machine, copies=self.copies)
+    def paths(self, instances: int = 1) -> list[Path]:
+        """The way up from each tier to that many instances. A sequence is spread over the ranks of one, so it has the
+        links of these accelerators alone.
+        """
+        return paths(self.machine, copies=self.copies, ranks=instances * self.parallel.ranks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,8 @@ class Point:
         output_tokens_per_s, requests_per_s: of the whole machine.
         restored_bytes_per_s: by tier.
         put_bytes_per_s: KV that is new, one copy.
-        first_byte_s, restore_s, compute_s: of one request: the tier's delay, the fullest link, the accelerators.
+        first_byte_s, restore_s, own_link_s, compute_s: of one request: the tier's delay, the fullest link that all
+            share, the links of its instance's accelerators, and these.
     """
 
     tiers: tuple[str, ...]
@@ -79,6 +82,7 @@ class Point:
     put_bytes_per_s: float
     first_byte_s: float
     restore_s: float
+    own_link_s: float
     compute_s: float
 
     @property
@@ -111,8 +115,8 @@ def evaluate(setup: Setup, requests: int, tiers: tuple[str, ...], *, ssd_written
     cached = int(sum(found.values()) * load.prompt_tokens)
     compute_s = engine.prefill_s(cached, load.prompt_tokens - cached)
     nbytes = _restored(setup, found, cached)
-    restore_s, first_byte_s = _restore(setup, nbytes)
-    ttft_s = first_token_s(running, restore_s, compute_s, local=local, first_byte_s=first_byte_s)
+    restore_s, own_link_s, first_byte_s = _restore(setup, nbytes)
+    ttft_s = first_token_s(running, restore_s, compute_s, local=local, own_link_s=own_link_s, first_byte_s=first_byte_s)
     rate = running / (ttft_s + decode_s)
     # Every layer's KV of every new token is made and put, also what a window forgets later.
     new = (load.context_tokens - cached) * setup.model.nbytes_per_token() + setup.model.sequence_nbytes(0)
@@ -129,6 +133,7 @@ def evaluate(setup: Setup, requests: int, tiers: tuple[str, ...], *, ssd_written
         rate * new,
         first_byte_s,
         restore_s,
+        own_link_s,
         compute_s,
     )
 
@@ -173,8 +178,10 @@ def _restored(setup: Setup, found: Mapping[str, float], cached: int) -> dict[str
     return {tier: whole * part / share for tier, part in found.items() if tier != "hbm" and part}
 
 
-def _restore(setup: Setup, nbytes: Mapping[str, float]) -> tuple[float, float]:
-    """Seconds that the fullest link works for one request, and the first byte's delay."""
+def _restore(setup: Setup, nbytes: Mapping[str, float]) -> tuple[float, float, float]:
+    """Seconds that the fullest shared link works for one request, those of its own accelerators' links, and the first
+    byte's delay.
+    """
     busy: dict[str, float] = {}
     delay = 0.0
     for path in setup.paths():
@@ -183,4 +190,5 @@ def _restore(setup: Setup, nbytes: Mapping[str, float]) -> tuple[float, float]:
             delay = max(delay, path.first_byte_s)
             for link, times in path.crossings.items():
                 busy[link] = busy.get(link, 0.0) + moved * times / path.usable_bytes_per_s[link]
-    return max(busy.values(), default=0.0), delay
+    own_s = busy.pop("accelerator link", 0.0)
+    return max(busy.values(), default=0.0), own_s, delay

@@ -204,7 +204,10 @@ def _weights_nbytes(model: Model, fields: Fields, dtype: str) -> tuple[int, int]
         elif method == "mxfp4":
             inside, expert = size, _MXFP4_NBYTES
         elif method in {"gptq", "awq"}:
-            bits = section.count("bits" if section.has("bits") else "w_bit")
+            bits_field = "bits" if section.has("bits") else "w_bit"
+            bits = section.count(bits_field)
+            if bits > 16:
+                section.refuse(bits_field, f"{bits}: more bits than the weights had before they were quantised")
             inside = expert = bits / 8 * 1.04  # scales and zeros of groups of 128: about 4 %
         else:
             why = f"{method!r}: how large the weights are is not known: give --weights, e.g. --weights 70GB"

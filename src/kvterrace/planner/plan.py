@@ -170,9 +170,9 @@ def _hot(setup: Setup, spilled: Decoding) -> HotHit | None:
     """For sparse decoding out of the farthest tier: HBM has its even share of what a step reads."""
     if not spilled.spills:
         return None
-    path = setup.paths()[-1]
+    path = setup.paths(min(setup.budget.instances, setup.workload.concurrency))[-1]
     read = spilled.active_nbytes / setup.copies * min(1.0, spilled.sparse.tokens / setup.workload.context_tokens)
-    return hot_hit(path, read, min(1.0, spilled.hbm_nbytes / spilled.active_nbytes))
+    return hot_hit(path, read, 1 - spilled.overflow_nbytes / spilled.active_nbytes)
 
 
 def _hot_restore(setup: Setup, point: Point | None) -> HotHit | None:

@@ -76,11 +76,15 @@ def break_even(engine: Engine, path: Path, longest: int) -> BreakEven:
     return BreakEven(path.tier, 16 * high, longest)
 
 
-def first_token_s(requests: int, restore_s: float, compute_s: float, *, local: int, first_byte_s: float = 0.0) -> float:
+def first_token_s(
+    requests: int, restore_s: float, compute_s: float, *, local: int, own_link_s: float = 0.0, first_byte_s: float = 0.0
+) -> float:
     """Until the median of `requests` that ask at once has its first token.
 
-    Each passes two stages: the links, shared by all, and the accelerators, shared by the `local` ones of an instance. A
-    stage is shared evenly, so the slower one works all the time and all end together; the other is passed once (a flow
-    shop of equal jobs: Johnson, 1954).
+    Each passes the links that all share, in `restore_s`, and those of its instance's accelerators, in `own_link_s`,
+    both at a time; then the accelerators. The latter two are shared by the `local` requests of an instance. A stage is
+    shared evenly, so the slowest one works all the time and all end together; the others are passed once (a flow shop
+    of equal jobs: Johnson, 1954).
     """
-    return first_byte_s + restore_s + compute_s + max((requests - 1) * restore_s, (local - 1) * compute_s)
+    once_s = first_byte_s + max(restore_s, own_link_s) + compute_s
+    return once_s + max((requests - 1) * restore_s, (local - 1) * max(own_link_s, compute_s))
