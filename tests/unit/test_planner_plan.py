@@ -413,6 +413,23 @@ def test_a_sequence_has_the_links_of_its_own_instance_alone() -> None:
     assert alone.ttft_s == pytest.approx(alone.first_byte_s + alone.own_link_s + alone.compute_s)
 
 
+def test_a_tier_forgets_as_fast_as_it_is_written() -> None:
+    """Gemma 3: of 507,904 B that are put for a token, windows keep few for long; the room is taken all the same. A tier
+    is passed through in capacity / bytes put, and of the reuse 1 - exp(-that / return) is found.
+    """
+    load = Workload(131_072, concurrency=16, reuse=0.6)
+    plan = planned(load, "gemma-3-27b")
+    point = evaluate(plan.setup, 16, ("dram",))
+    assert point is not None
+    assert plan.setup.token_nbytes == 507_904
+    drive = plan.setup.machine.tier("dram")
+    assert drive is not None
+    # Tokens that are found are touched, not put again: the time is the least one, so what is found is, too.
+    put = point.put_bytes_per_s / (1 - point.found_share)
+    most = 0.6 * (1 - math.exp(-drive.kv_nbytes / put / load.return_s))
+    assert point.found_share <= most * 1.01
+
+
 def test_a_sequence_lies_in_one_instance() -> None:
     """Llama-3.1-70B twice on 8 x 80 GB: each has 4 x 0.7 x 44.7 = 125 GB for KV, no room for 160 GiB, but both have."""
     plan = make_plan(load_model("llama-3.1-70b"), load_machine("8x-h100"), Workload(524_288, 1), Parallel(4))

@@ -170,9 +170,9 @@ def _reuse(setup: Setup, point: Point, gain: float, tier: str) -> Constraint:
         below = dram.kv_nbytes // max(1, model.sequence_nbytes(load.context_tokens)) if dram is not None else 0
         room = gib(model.sequence_nbytes(load.context_tokens))
         reason = (
-            f"a context of {load.context_tokens:,} tokens is computed in {duration(whole)} and takes {room}: HBM holds "
-            f"{held:,} of them and DRAM {below:,}; no {tier} tier for contexts up to {LEAST_CONTEXT:,} tokens "
-            f"({duration(whole)} is the most that it saves a request)"
+            f"a context of {load.context_tokens:,} tokens takes {room}, and its prompt of {load.prompt_tokens:,} is "
+            f"computed in {duration(whole)}: HBM holds {held:,} of them and DRAM {below:,}; no {tier} tier for contexts "
+            f"up to {LEAST_CONTEXT:,} tokens ({duration(whole)} is the most that it saves a request)"
         )
         return Constraint("reuse", holds=False, reason=reason, plain=True)
     if not load.reuse:

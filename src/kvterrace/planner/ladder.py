@@ -43,8 +43,11 @@ class Setup:
 
     @property
     def token_nbytes(self) -> float:
-        """Bytes of a sequence at its longest for each of its tokens, one copy; windows count by what they keep."""
-        return self.model.sequence_nbytes(self.workload.context_tokens) / self.workload.context_tokens
+        """Bytes that a token of a sequence takes in a tier, one copy: what is put of it, so every layer's KV, also
+        where a window forgets it later. A tier is passed through in its capacity / bytes put a second.
+        """
+        state = self.model.sequence_nbytes(0) / self.workload.context_tokens
+        return self.model.nbytes_per_token() + state
 
     def paths(self, instances: int = 1) -> list[Path]:
         """The way up from each tier to that many instances. A sequence is spread over the ranks of one, so it has the
