@@ -313,8 +313,15 @@ def test_eight_accelerators_against_two_and_a_drive() -> None:
     # 141.1 GB of weights, 43 GB of KV under 70 % of what they leave: two of 80 GB hold it not, four do.
     found = all_in_hbm(model, two, tokens, 1)
     assert found.accelerators == 4
-    assert found.price_usd == 4 * 30_000 + 10_000
+    assert found.price_usd == 4 * 30_000 + 10_000 + 2_500
     assert hbm_budget(model, eight, Parallel(8), tokens).sequences == 8
+
+
+def test_more_accelerators_than_a_host_takes_need_more_hosts() -> None:
+    # 32 sequences of 40 GiB, 8 on each 8 x 80 GB: 32 accelerators in four hosts with their DRAM
+    found = all_in_hbm(load_model("llama-3.1-70b"), load_machine("8x-h100"), 131_072, 32)
+    assert found.accelerators == 32
+    assert found.price_usd == 32 * 30_000 + 4 * (60_000 + 10_000)
 
 
 def test_accelerators_are_doubled_until_they_hold_everything() -> None:

@@ -283,6 +283,14 @@ def test_what_is_not_understood_is_refused_by_name(changes: dict[str, object], f
     assert "\n" not in message
 
 
+def test_a_configuration_in_float32_is_told_that_engines_halve_it() -> None:
+    """As google/gemma-2-9b has it: 688,128 B of KV a token, of which engines keep half."""
+    made = model_from_config({**LLAMA, "torch_dtype": "float32"}, "x", "x")
+    assert made.kv_dtype == "float32"
+    assert "--kv-dtype bf16" in made.notes[0]
+    assert model_from_config({**LLAMA, "torch_dtype": "float32"}, "x", "x", kv_dtype="bfloat16").notes == ()
+
+
 def test_a_configuration_without_a_dtype_is_told_so() -> None:
     silent = {key: value for key, value in LLAMA.items() if key != "torch_dtype"}
     assert model_from_config(LLAMA, "x", "x").notes == ()

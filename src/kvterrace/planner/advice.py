@@ -171,8 +171,8 @@ def _reuse(setup: Setup, point: Point, gain: float, tier: str) -> Constraint:
         room = gib(model.sequence_nbytes(load.context_tokens))
         reason = (
             f"a context of {load.context_tokens:,} tokens takes {room}, and its prompt of {load.prompt_tokens:,} is "
-            f"computed in {duration(whole)}: HBM holds {held:,} of them and DRAM {below:,}; no {tier} tier for contexts "
-            f"up to {LEAST_CONTEXT:,} tokens ({duration(whole)} is the most that it saves a request)"
+            f"computed in {duration(whole)}: HBM holds {held:,} of them and DRAM {below:,}; no {tier} tier for "
+            f"contexts up to {LEAST_CONTEXT:,} tokens ({duration(whole)} is the most that it saves a request)"
         )
         return Constraint("reuse", holds=False, reason=reason, plain=True)
     if not load.reuse:

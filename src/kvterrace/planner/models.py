@@ -111,6 +111,11 @@ def model_from_config(
     dtype = (fields if fields.has(dtype_field) else outer).text(dtype_field, "bfloat16").removeprefix("torch.")
     if not (fields.has(dtype_field) or outer.has(dtype_field)):
         notes.append("the configuration names no dtype: bfloat16 is taken, for weights and KV")
+    if dtype == "float32" and kv_dtype is None:
+        notes.append(
+            "the configuration says float32, for weights and KV; engines run most such models in 16 bit: say "
+            "--kv-dtype bf16, and --weights half as much"
+        )
     if dtype not in _CONFIG_DTYPES:
         fields.refuse(dtype_field, f"{dtype!r} is unknown; known: {', '.join(_CONFIG_DTYPES)}")
     kv = kv_dtype or (dtype if _CONFIG_DTYPES[dtype] >= 2 else "bfloat16")
