@@ -27,6 +27,8 @@ __all__ = [
 LEAST_CONTEXT = 4096
 #: A tier that brings less throughput than this is not worth operating.
 LEAST_GAIN = 0.05
+#: Of a drive's life, what is written before a store stops writing to it (R35): then a new one is due.
+USED_LIFE = 0.8
 _ORDER = ("hbm", "dram", "cxl", "ssd", "remote")
 
 
@@ -129,7 +131,7 @@ def _endurance(setup: Setup, wear: Endurance, gain: float, in_budget: float) -> 
     and buy new ones, which has to cost less than the gain is worth; or to keep to a write budget, and gain less.
     """
     least, price = least_gain(setup.machine, "ssd")
-    drives = price * max(1.0, AMORTISED_YEARS * 365 / wear.life_days)
+    drives = price * max(1.0, AMORTISED_YEARS * 365 / (USED_LIFE * wear.life_days))
     rest = setup.machine.price_usd - price
     part = drives / rest if rest > 0 else 0.0
     written, budget = bandwidth(wear.written_bytes_per_s), bandwidth(wear.budget_bytes_per_s)
@@ -143,7 +145,11 @@ def _endurance(setup: Setup, wear: Endurance, gain: float, in_budget: float) -> 
     pays = bool(drives) and gain >= max(LEAST_GAIN, part)
     if pays or in_budget >= least:
         return Constraint("endurance", holds=True, reason=reason)
-    reason += f"; neither is worth it, drives of {wear.needed_dwpd:.1f} DWPD would live"
+    if drives:
+        reason += "; neither is worth it"
+    else:
+        reason += ", too little; whether buying new ones pays is not known without a price: give price_usd"
+    reason += f"; drives of {wear.needed_dwpd:.1f} DWPD would live"
     return Constraint("endurance", holds=False, reason=reason)
 
 

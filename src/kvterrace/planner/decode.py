@@ -101,7 +101,7 @@ def decoding(setup: Setup, sparse: Sparse | None = None) -> Decoding:
     spills = []
     if overflow:
         sparse_s = engine.sparse_step_s(local, load.context_tokens, few)
-        for path in setup.paths(min(budget.instances, load.concurrency)):
+        for path in setup.paths(setup.busy_instances):
             storage = setup.machine.tier(path.tier)
             assert storage is not None
             # What lies below is one copy; on its way up it multiplies, which the path's crossings count.

@@ -49,6 +49,11 @@ class Setup:
         state = self.model.sequence_nbytes(0) / self.workload.context_tokens
         return self.model.nbytes_per_token() + state
 
+    @property
+    def busy_instances(self) -> int:
+        """Instances that have a sequence, with all of the load's alive."""
+        return min(self.budget.instances, self.workload.concurrency)
+
     def paths(self, instances: int = 1) -> list[Path]:
         """The way up from each tier to that many instances. A sequence is spread over the ranks of one, so it has the
         links of these accelerators alone.

@@ -145,9 +145,12 @@ def link_loads(machine: Machine, up: Mapping[str, float], down: Mapping[str, flo
     return loads
 
 
-def step_shortfall(machine: Machine, nbytes: float, step_s: float, copies: float = 1.0) -> list[Shortfall]:
+def step_shortfall(
+    machine: Machine, nbytes: float, step_s: float, copies: float = 1.0, ranks: int | None = None
+) -> list[Shortfall]:
     """What becomes of a decoding step that has to read `nbytes` of KV, on all ranks: from HBM, or all of it over the
-    path of each tier, which has one copy where ranks have `copies`. The worst comes last.
+    path of each tier, which has one copy where ranks have `copies`. The worst comes last. `ranks`: accelerators that
+    the sequences lie on; all of the machine's by default.
 
     Raises:
         ConfigError: the step takes no time.
@@ -156,9 +159,9 @@ def step_shortfall(machine: Machine, nbytes: float, step_s: float, copies: float
         raise ConfigError(f"a step of {step_s} s: give one above 0")
     need = nbytes / step_s
     accelerator = machine.accelerator
-    hbm = accelerator.count * accelerator.memory_bytes_per_s * accelerator.memory_efficiency
+    hbm = (ranks or accelerator.count) * accelerator.memory_bytes_per_s * accelerator.memory_efficiency
     found = [Shortfall("hbm", need, hbm)]
-    for path in paths(machine, copies=copies):
+    for path in paths(machine, copies=copies, ranks=ranks):
         by = "" if path.bottleneck == path.tier else f", by its {path.bottleneck}"
         found.append(Shortfall(path.tier + by, need / copies, path.bytes_per_s))
     link = machine.accelerator_link

@@ -94,6 +94,7 @@ def make_plan(model: Model, machine: Machine, load: Workload, parallel: Parallel
     spilled = decoding(setup)
     step_s = load.tpot_s or setup.engine.step_s(max(1, -(-load.concurrency // budget.instances)), load.context_tokens)
     wear = _wear(setup, chosen)
+    busy = setup.busy_instances * parallel.ranks
     shares, source = _split_shares(load)
     return Plan(
         setup,
@@ -107,7 +108,7 @@ def make_plan(model: Model, machine: Machine, load: Workload, parallel: Parallel
         spilled,
         _hot(setup, spilled),
         _hot_restore(setup, chosen),
-        tuple(step_shortfall(machine, float(spilled.read_nbytes), step_s, setup.copies)),
+        tuple(step_shortfall(machine, float(spilled.read_nbytes), step_s, setup.copies, busy)),
         step_s,
         tuple(_choices(setup)),
         tuple(break_even(setup.engine, path, max(_LONGEST_TRIED, load.context_tokens)) for path in setup.paths()),
@@ -170,7 +171,7 @@ def _hot(setup: Setup, spilled: Decoding) -> HotHit | None:
     """For sparse decoding out of the farthest tier: HBM has its even share of what a step reads."""
     if not spilled.spills:
         return None
-    path = setup.paths(min(setup.budget.instances, setup.workload.concurrency))[-1]
+    path = setup.paths(setup.busy_instances)[-1]
     read = spilled.active_nbytes / setup.copies * min(1.0, spilled.sparse.tokens / setup.workload.context_tokens)
     return hot_hit(path, read, 1 - spilled.overflow_nbytes / spilled.active_nbytes)
 
