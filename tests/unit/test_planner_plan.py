@@ -296,7 +296,7 @@ def test_a_consumer_drive_is_worn_out_in_weeks() -> None:
 def test_less_written_is_less_found() -> None:
     plan = planned(LONG)
     tiers = ("hbm", "dram", "ssd")
-    half, whole = (evaluate(plan.setup, 4, tiers, ssd_written=part) for part in (0.5, 1.0))
+    half, whole = (evaluate(plan.setup, 4, tiers, written=part) for part in (0.5, 1.0))
     assert half is not None
     assert whole is not None
     assert half.found["ssd"] == pytest.approx(whole.found["ssd"] / 2)
@@ -449,3 +449,23 @@ def test_a_sequence_has_the_hbm_bandwidth_of_its_own_instance() -> None:
     hbm = next(one for one in plan.shortfalls if one.link == "hbm")
     assert hbm.factor == pytest.approx(16 * 2**30 / 0.002 / (3.35e12 * 0.8))
     assert any("short by a factor of 3.2" in line for line in verdict_lines(plan))
+
+
+@pytest.mark.parametrize(
+    ("model", "machine"),
+    [("gemma-3-27b", "8x-h100-array"), ("mistral-7b-v0.1", "8x-b200"), ("llama-3.1-70b", "8x-h100")],
+)
+def test_no_more_is_written_than_links_carry(model: str, machine: str) -> None:
+    """New KV of Gemma 3 would fill one port of 100 GbE twice over: what is not written is not found."""
+    plan = planned(Workload(131_072, concurrency=64, reuse=0.9), model, machine)
+    point = plan.chosen
+    assert point is not None
+    assert all(one.use <= 1 for one in plan.loads)
+    far = point.tiers[-1]
+    if point.written < 1:
+        assert max(one.use for one in plan.loads) == pytest.approx(1, abs=0.02)  # and no less than they carry
+        assert "of the new KV" in plan.verdicts[-1].reason or "of new KV" in plan.verdicts[-1].reason or far == "remote"
+    else:
+        assert model == "llama-3.1-70b"
+    if plan.wear is not None:
+        assert plan.wear.written_bytes_per_s == pytest.approx(1.02 * point.written * point.put_bytes_per_s)

@@ -115,7 +115,10 @@ def _sweep_table(plan: Plan) -> Table | None:
         made.add_column("computed" if not tiers else f"+ {tiers[-1]}", justify="right", overflow="fold")
     made.add_column("each token", justify="right")
     if "ssd" in sets[-1]:
-        made.caption, made.caption_justify = "ssd: if all new KV is written to it; see endurance", "left"
+        made.caption, made.caption_justify = (
+            "ssd: if all new KV is written to it that links carry; see endurance",
+            "left",
+        )
     rows = zip(*plan.points.values(), strict=True)
     load = plan.setup.workload
     for row in rows:

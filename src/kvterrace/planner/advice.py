@@ -97,13 +97,13 @@ def judge(setup: Setup, tier: str, requests: int, *, there: bool) -> TierVerdict
     ]
     drive = setup.machine.tier("ssd")
     if tier == "ssd" and drive is not None:
-        wear = endurance(drive, point.put_bytes_per_s)
+        wear = endurance(drive, point.put_bytes_per_s * point.written)
         if not wear.lasts:
-            part = wear.budget_bytes_per_s / wear.written_bytes_per_s
-            limited = evaluate(setup, requests, (*nearer, tier), ssd_written=part)
+            part = point.written * wear.budget_bytes_per_s / wear.written_bytes_per_s
+            limited = evaluate(setup, requests, (*nearer, tier), written=part)
             assert limited is not None
             in_budget = limited.output_tokens_per_s / without.output_tokens_per_s - 1
-            constraints.append(_endurance(setup, wear, gain, in_budget))
+            constraints.append(_endurance(setup, wear, point.written, gain, in_budget))
     worth = all(one.holds for one in constraints)
     return TierVerdict(tier, there, worth, gain, in_budget, without.ttft_s, point.ttft_s, tuple(constraints))
 
@@ -126,7 +126,7 @@ def _latency(setup: Setup, without: Point, point: Point, whole: Point) -> Constr
     return Constraint("latency target", holds=False, reason=reason)
 
 
-def _endurance(setup: Setup, wear: Endurance, gain: float, in_budget: float) -> Constraint:
+def _endurance(setup: Setup, wear: Endurance, part_written: float, gain: float, in_budget: float) -> Constraint:
     """Of drives that do not live for their rated years if all new KV is written. Two ways are open: to wear them out
     and buy new ones, which has to cost less than the gain is worth; or to keep to a write budget, and gain less.
     """
@@ -135,8 +135,9 @@ def _endurance(setup: Setup, wear: Endurance, gain: float, in_budget: float) -> 
     rest = setup.machine.price_usd - price
     part = drives / rest if rest > 0 else 0.0
     written, budget = bandwidth(wear.written_bytes_per_s), bandwidth(wear.budget_bytes_per_s)
+    much = "all new KV is" if part_written == 1 else f"{share(part_written)} of new KV, what links carry, are"
     reason = (
-        f"{share(gain)} more throughput if all new KV is written, at {written} all the time; the drives then last "
+        f"{share(gain)} more throughput if {much} written, at {written} all the time; the drives then last "
         f"{wear.life_days:,.0f} of {wear.rated_days:,.0f} days"
     )
     if drives:
@@ -194,6 +195,8 @@ def _reuse(setup: Setup, point: Point, gain: float, tier: str) -> Constraint:
         return Constraint("reuse", holds=False, reason=f"{reason}, under the {share(least)} {why}")
     found = share(point.found.get(tier, 0.0))
     reason = f"{share(gain)} more throughput{cost}: {found} of a prompt is found in it"
+    if point.written < 1 and tier in {"ssd", "remote"}:
+        reason += f"; links carry {share(point.written)} of the new KV to it"
     return Constraint("reuse", holds=True, reason=reason)
 
 

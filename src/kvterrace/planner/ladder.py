@@ -11,13 +11,17 @@ from dataclasses import dataclass
 
 from kvterrace.planner.hardware import Machine
 from kvterrace.planner.layers import Model, Parallel
-from kvterrace.planner.links import Path, paths
+from kvterrace.planner.links import LinkLoad, Path, link_loads, paths
 from kvterrace.planner.restore import first_token_s
 from kvterrace.planner.sizing import HbmBudget
 from kvterrace.planner.timing import Engine
 from kvterrace.planner.workload import Workload
 
-__all__ = ["Point", "Setup", "evaluate"]
+__all__ = ["Point", "Setup", "evaluate", "loads_of"]
+
+#: Tiers that new KV has to be written to, rather than staying where it came to.
+_FAR = frozenset({"ssd", "remote"})
+_HALVINGS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,7 @@ class Point:
         output_tokens_per_s, requests_per_s: of the whole machine.
         restored_bytes_per_s: by tier.
         put_bytes_per_s: KV that is new, one copy.
+        written: share of it that SSD and remote storage take: as much as their links carry beside the restores.
         first_byte_s, restore_s, own_link_s, compute_s: of one request: the tier's delay, the fullest link that all
             share, the links of its instance's accelerators, and these.
     """
@@ -88,6 +93,7 @@ class Point:
     requests_per_s: float
     restored_bytes_per_s: Mapping[str, float]
     put_bytes_per_s: float
+    written: float
     first_byte_s: float
     restore_s: float
     own_link_s: float
@@ -105,11 +111,39 @@ class Point:
         return in_time and in_step and self.running == self.requests
 
 
-def evaluate(setup: Setup, requests: int, tiers: tuple[str, ...], *, ssd_written: float = 1.0) -> Point | None:
+def evaluate(setup: Setup, requests: int, tiers: tuple[str, ...], *, written: float = 1.0) -> Point | None:
     """The operating point with `requests` clients, if only `tiers` keep idle KV. None: HBM holds not one sequence.
 
-    `ssd_written`: share of the new KV that reaches the SSD; of what would be found there, the same share is.
+    `written`: share of the new KV that SSD and remote storage are to take; of what would be found there, the same share
+    is. They take less where a link does not carry it: the share is then the largest that it does, found by halving.
     """
+    point = _with_share(setup, requests, tiers, written)
+    if point is None or not _overloaded(setup, point):
+        return point
+    low, high = 0.0, written
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        tried = _with_share(setup, requests, tiers, middle)
+        assert tried is not None
+        low, high = (low, middle) if _overloaded(setup, tried) else (middle, high)
+    return _with_share(setup, requests, tiers, low)
+
+
+def loads_of(setup: Setup, point: Point) -> list[LinkLoad]:
+    """What each link carries at a point: restores up, and new KV down to the tiers that serve."""
+    shares = {"dram": 1.0, "ssd": point.written, "remote": point.written}
+    down = {tier: point.put_bytes_per_s * shares[tier] for tier in point.tiers if tier in shares}
+    return link_loads(setup.machine, point.restored_bytes_per_s, down, setup.copies)
+
+
+def _overloaded(setup: Setup, point: Point) -> bool:
+    if not point.written or not _FAR.intersection(point.tiers):
+        return False
+    return any(one.use > 1 for one in loads_of(setup, point))
+
+
+def _with_share(setup: Setup, requests: int, tiers: tuple[str, ...], written: float) -> Point | None:
+    """The point with that share written, whether links carry it or not."""
     running = min(requests, setup.budget.sequences)
     if not running:
         return None
@@ -118,8 +152,8 @@ def evaluate(setup: Setup, requests: int, tiers: tuple[str, ...], *, ssd_written
     tpot_s = engine.step_s(local, load.context_tokens)
     decode_s = load.output_tokens * tpot_s
     found = _found(setup, running, tiers, local * _least_prefill_s(setup) + decode_s)
-    if "ssd" in found:
-        found["ssd"] *= ssd_written
+    for tier in _FAR.intersection(found):
+        found[tier] *= written
     cached = int(sum(found.values()) * load.prompt_tokens)
     compute_s = engine.prefill_s(cached, load.prompt_tokens - cached)
     nbytes = _restored(setup, found, cached)
@@ -139,6 +173,7 @@ def evaluate(setup: Setup, requests: int, tiers: tuple[str, ...], *, ssd_written
         rate,
         {tier: rate * moved for tier, moved in nbytes.items()},
         rate * new,
+        written,
         first_byte_s,
         restore_s,
         own_link_s,

@@ -10,9 +10,9 @@ from kvterrace.planner.cost import AllInHbm, all_in_hbm, usd_per_million_tokens
 from kvterrace.planner.decode import Decoding, HotHit, decoding, hot_hit
 from kvterrace.planner.endurance import Endurance, endurance, what_would_help
 from kvterrace.planner.hardware import Machine, usual_drive
-from kvterrace.planner.ladder import Point, Setup, evaluate
+from kvterrace.planner.ladder import Point, Setup, evaluate, loads_of
 from kvterrace.planner.layers import Model, Parallel
-from kvterrace.planner.links import LinkLoad, Shortfall, link_loads, step_shortfall
+from kvterrace.planner.links import LinkLoad, Shortfall, step_shortfall
 from kvterrace.planner.restore import BreakEven, Choice, break_even, choose
 from kvterrace.planner.sizing import STARTING_SPLIT, HbmBudget, default_parallel, hbm_budget, split_nbytes
 from kvterrace.planner.workload import Workload
@@ -104,7 +104,7 @@ def make_plan(model: Model, machine: Machine, load: Workload, parallel: Parallel
         source,
         points,
         chosen,
-        tuple(_loads(setup, chosen)),
+        tuple(loads_of(setup, chosen)) if chosen is not None else (),
         spilled,
         _hot(setup, spilled),
         _hot_restore(setup, chosen),
@@ -149,13 +149,6 @@ def _split_shares(load: Workload) -> tuple[Mapping[str, float], str]:
     return STARTING_SPLIT, "where to start without a trace"
 
 
-def _loads(setup: Setup, point: Point | None) -> list[LinkLoad]:
-    if point is None:
-        return []
-    down = {one.name: point.put_bytes_per_s for one in setup.machine.storage if one.name in {"dram", "ssd", "remote"}}
-    return link_loads(setup.machine, point.restored_bytes_per_s, down, setup.copies)
-
-
 def _wear(setup: Setup, point: Point | None) -> Endurance | None:
     drive = setup.machine.tier("ssd")
     if drive is None or point is None:
@@ -164,7 +157,7 @@ def _wear(setup: Setup, point: Point | None) -> Endurance | None:
     factors = what_would_help(
         1.0, kv_element_nbytes=setup.model.element_nbytes, query_heads=full.query_heads, kv_heads=full.kv_heads
     )
-    return endurance(drive, point.put_bytes_per_s, factors)
+    return endurance(drive, point.put_bytes_per_s * point.written, factors)
 
 
 def _hot(setup: Setup, spilled: Decoding) -> HotHit | None:

@@ -255,6 +255,7 @@ def _point(point: Point) -> dict[str, object]:
         "requests_per_s": point.requests_per_s,
         "restored_bytes_per_s": dict(point.restored_bytes_per_s),
         "put_bytes_per_s": point.put_bytes_per_s,
+        "written_share": point.written,
     }
 
 
