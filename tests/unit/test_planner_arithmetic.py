@@ -343,6 +343,22 @@ def test_price_of_a_million_tokens() -> None:
     assert usd_per_million_tokens(0.0, 10.0) is None
 
 
+def test_a_token_passes_the_stages_of_a_pipeline_one_after_the_other() -> None:
+    accelerator, model = load_machine("8x-h100").accelerator, load_model("llama-3.1-8b")
+    one, four = (Engine(model, accelerator, Parallel(1, pp)) for pp in (1, 4))
+    # A sequence alone: each stage reads a quarter of the weights, and waits for the one before it.
+    assert four.step_s(1, 32_768) == pytest.approx(one.step_s(1, 32_768))
+    assert four.sparse_step_s(1, 32_768, Sparse()) == pytest.approx(one.sparse_step_s(1, 32_768, Sparse()))
+    # Eight: two are in each stage, so a step takes what two take on one accelerator, and there are four times as many.
+    assert four.step_s(8, 32_768) == pytest.approx(one.step_s(2, 32_768))
+    assert four.step_s(8, 32_768) < one.step_s(8, 32_768)
+    # Where arithmetic is what takes long, too: 800 short sequences.
+    assert four.step_s(800, 1) == pytest.approx(one.step_s(200, 1))
+    # A prompt is computed in chunks, on all stages at a time; but no faster than the weights are read in turn.
+    assert four.prefill_s(0, 32_768) == pytest.approx(one.prefill_s(0, 32_768) / 4)
+    assert four.prefill_s(0, 1) == pytest.approx(one.prefill_s(0, 1))
+
+
 # A point of hot hit rate
 
 

@@ -61,9 +61,9 @@ class Engine:
 
     @property
     def memory_bytes_per_s(self) -> float:
-        """Of all ranks, as far as decoding reaches it."""
+        """Of the ranks of a stage, as far as decoding reaches it: a token passes the stages one after the other."""
         one = self.accelerator
-        return self.parallel.ranks * one.memory_bytes_per_s * one.memory_efficiency
+        return self.parallel.tp * one.memory_bytes_per_s * one.memory_efficiency
 
     @property
     def matrix_flops(self) -> float:
@@ -79,7 +79,9 @@ class Engine:
         return self.parallel.ranks * self.accelerator.flops * self.accelerator.compute_efficiency
 
     def prefill_s(self, cached: int, new: int) -> float:
-        """To compute `new` tokens of one prompt behind `cached` ones: arithmetic or reading weights, the longer."""
+        """To compute `new` tokens of one prompt behind `cached` ones: arithmetic or reading weights, the longer. With
+        pipeline stages in chunks, on which all stages work at a time; filling the pipeline is not counted.
+        """
         if new <= 0:
             return 0.0
         matrices, attention = prefill_flops(self.model, cached, new)
@@ -88,22 +90,33 @@ class Engine:
 
     def step_s(self, running: int, tokens: int) -> float:
         """Of one decoding step over `running` sequences of `tokens` each, exact, all KV in HBM: every weight that is
-        used and every byte of active KV is read once; of models that choose tokens themselves, what they choose.
+        used and every byte of active KV is read once; of models that choose tokens themselves, what they choose. Each
+        pipeline stage has its part of the sequences at a time, and a token is there when all stages were passed.
         """
-        kv = running * self.model.read_nbytes(tokens, self.parallel.tp)
-        read = (self.model.touched_nbytes(running) + kv) / self.memory_bytes_per_s
-        return max(read, self._step_compute_s(running, tokens))
+        group = self._group(running)
+        kv = group * self.model.read_nbytes(tokens, self.parallel.tp)
+        read = (self.model.touched_nbytes(group) + kv) / self.memory_bytes_per_s
+        return max(read, self._step_compute_s(group, tokens))
 
     def sparse_step_s(self, running: int, tokens: int, sparse: Sparse) -> float:
         """The same where each layer of full attention reads `sparse.tokens` tokens and the digests of all."""
-        read = running * self.model.held_nbytes(min(tokens, sparse.tokens), Parallel(self.parallel.tp))
-        digests = running * self.model.held_nbytes(tokens, Parallel(self.parallel.tp)) * sparse.digest
-        moved = (self.model.touched_nbytes(running) + read + digests) / self.memory_bytes_per_s
-        return max(moved, self._step_compute_s(running, min(tokens, sparse.tokens)))
+        group = self._group(running)
+        read = group * self.model.held_nbytes(min(tokens, sparse.tokens), Parallel(self.parallel.tp))
+        digests = group * self.model.held_nbytes(tokens, Parallel(self.parallel.tp)) * sparse.digest
+        moved = (self.model.touched_nbytes(group) + read + digests) / self.memory_bytes_per_s
+        return max(moved, self._step_compute_s(group, min(tokens, sparse.tokens)))
 
-    def _step_compute_s(self, running: int, tokens: int) -> float:
+    def _group(self, running: int) -> int:
+        """Sequences that pass the pipeline's stages together."""
+        return -(-running // self.parallel.pp)
+
+    def _step_compute_s(self, group: int, tokens: int) -> float:
         attention = sum(_decode_flops(layer, tokens) for layer in self.model.layers)
-        return running * (2 * self.model.active_params / self.matrix_flops + attention / self.attention_flops)
+        return (
+            group
+            * self.parallel.pp
+            * (2 * self.model.active_params / self.matrix_flops + attention / self.attention_flops)
+        )
 
 
 def _decode_flops(layer: Layer, tokens: int) -> int:
