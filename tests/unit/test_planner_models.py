@@ -283,6 +283,18 @@ def test_what_is_not_understood_is_refused_by_name(changes: dict[str, object], f
     assert "\n" not in message
 
 
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"intermediate_size": 0}, "intermediate_size"),  # a network without experts has some width
+        ({"quantization_config": {"quant_method": "gptq", "bits": 160}}, "bits"),
+    ],
+)
+def test_weights_that_cannot_be_are_refused(changes: dict[str, object], field: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=f"{field}: "):
+        model_from_config({**LLAMA, **changes}, "x", "x")
+
+
 def test_a_configuration_in_float32_is_told_that_engines_halve_it() -> None:
     """As google/gemma-2-9b has it: 688,128 B of KV a token, of which engines keep half."""
     made = model_from_config({**LLAMA, "torch_dtype": "float32"}, "x", "x")

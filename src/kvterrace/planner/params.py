@@ -84,7 +84,7 @@ def _dense_width(fields: Fields, family: str, hidden: int, experts: int) -> int:
     if family in {"gpt2", "gptj", "codegen", "gpt_bigcode", "bloom", "mpt", "falcon"}:
         return fields.count("n_inner", "ffn_hidden_size", default=4 * hidden)
     name = fields.first("intermediate_size", "ffn_hidden_size", "ffn_dim", "moe_intermediate_size")
-    return fields.count(name, default=0 if experts else None, least=0)
+    return fields.count(name, default=0 if experts else None, least=0 if experts else 1)
 
 
 def _sparse_layers(fields: Fields, family: str, layers: int) -> list[bool]:

@@ -57,7 +57,7 @@ class Workload:
             raise ConfigError(f"--reuse {self.reuse}: give a share in 0..1, e.g. 0.6 or 60%")
         for option, seconds in (("--return", self.return_s), ("--ttft", self.ttft_s), ("--tpot", self.tpot_s)):
             if seconds is not None and not 1e-6 <= seconds <= 1e9:
-                raise ConfigError(f"{option} {seconds} s: give a time above 0, e.g. 500ms or 2s")
+                raise ConfigError(f"{option} {seconds} s: give a time in 1us..1e9s, e.g. 500ms or 2s")
 
     @property
     def prompt_tokens(self) -> int:
