@@ -18,6 +18,10 @@ GOLDEN = Path(__file__).parent.parent / "fixtures" / "planner"
 GOLDEN_ARGUMENTS = {
     "llama-128k": ["--model", "llama-3.1-70b", "--context", "128k", "--concurrency", "32", "--reuse", "60%"],
     "qwen-array": ["--model", "qwen3-235b-a22b", "--context", "32k", "--reuse", "0.8", "--hardware", "8x-h100-array"],
+    "eight-instances": [
+        *("--model", "llama-3.1-8b", "--context", "32k", "--concurrency", "64", "--reuse", "50%", "--tp", "1"),
+    ],
+    "gpt-oss-windows": ["--model", "gpt-oss-120b", "--context", "128k", "--concurrency", "48", "--reuse", "60%"],
     "short": [
         "--model",
         "llama-3.1-8b",

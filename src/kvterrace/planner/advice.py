@@ -14,21 +14,23 @@ from kvterrace.planner.units import bandwidth, duration, gib, share, usd
 __all__ = [
     "LEAST_CONTEXT",
     "LEAST_GAIN",
+    "LEAST_SERVICE_DAYS",
     "Constraint",
     "TierVerdict",
     "break_even_reuse",
     "judge",
     "least_gain",
     "tier_sets",
-    "with_drive",
+    "with_drives",
 ]
 
 #: Below this a prompt is computed in well under a second, and HBM and DRAM hold thousands of them.
 LEAST_CONTEXT = 4096
 #: A tier that brings less throughput than this is not worth operating.
 LEAST_GAIN = 0.05
-#: Of a drive's life, what is written before a store stops writing to it (R35): then a new one is due.
-USED_LIFE = 0.8
+#: Drives that are due for replacement sooner than this are not planned for: no more is written than makes them serve so
+#: long. A replacement takes hands on the machine, and a tier that starts empty.
+LEAST_SERVICE_DAYS = 365.0
 _ORDER = ("hbm", "dram", "cxl", "ssd", "remote")
 
 
@@ -49,8 +51,9 @@ class TierVerdict:
     Attributes:
         there: whether the machine has it; otherwise a usual one was assumed.
         gain: more output tokens a second, as a share of those without it, if all new KV is written to it.
-        gain_in_budget: the same if no more is written than lets its drives live for their rated years; at least, since
-            what is written is not chosen.
+        gain_in_service: the same if no more is written than lets its drives serve for a year before they are replaced.
+        gain_in_budget: the same if no more is written than lets its drives live for their rated years. Both at least,
+            since what is written is not chosen.
         constraints: in the order in which they are asked.
     """
 
@@ -58,6 +61,7 @@ class TierVerdict:
     there: bool
     worth: bool
     gain: float
+    gain_in_service: float
     gain_in_budget: float
     ttft_without_s: float
     ttft_with_s: float
@@ -89,7 +93,7 @@ def judge(setup: Setup, tier: str, requests: int, *, there: bool) -> TierVerdict
     whole = evaluate(setup, requests, names)
     if without is None or point is None or whole is None:
         return None
-    gain = in_budget = point.output_tokens_per_s / without.output_tokens_per_s - 1
+    gain = in_service = in_budget = point.output_tokens_per_s / without.output_tokens_per_s - 1
     constraints = [
         _latency(setup, without, point, whole),
         _concurrency(setup, without, point, tier),
@@ -99,13 +103,21 @@ def judge(setup: Setup, tier: str, requests: int, *, there: bool) -> TierVerdict
     if tier == "ssd" and drive is not None:
         wear = endurance(drive, point.put_bytes_per_s * point.written)
         if not wear.lasts:
-            part = point.written * wear.budget_bytes_per_s / wear.written_bytes_per_s
-            limited = evaluate(setup, requests, (*nearer, tier), written=part)
-            assert limited is not None
-            in_budget = limited.output_tokens_per_s / without.output_tokens_per_s - 1
-            constraints.append(_endurance(setup, wear, point.written, gain, in_budget))
+
+            def gain_of(less: float) -> float:
+                """If only that part of what links carry is written."""
+                limited = evaluate(setup, requests, (*nearer, tier), written=point.written * less)
+                assert limited is not None
+                return limited.output_tokens_per_s / without.output_tokens_per_s - 1
+
+            if wear.service_days < LEAST_SERVICE_DAYS:
+                in_service = gain_of(wear.service_days / LEAST_SERVICE_DAYS)
+            in_budget = gain_of(wear.budget_bytes_per_s / wear.written_bytes_per_s)
+            constraints.append(_endurance(setup, wear, point.written, (gain, in_service, in_budget)))
     worth = all(one.holds for one in constraints)
-    return TierVerdict(tier, there, worth, gain, in_budget, without.ttft_s, point.ttft_s, tuple(constraints))
+    return TierVerdict(
+        tier, there, worth, gain, in_service, in_budget, without.ttft_s, point.ttft_s, tuple(constraints)
+    )
 
 
 def _latency(setup: Setup, without: Point, point: Point, whole: Point) -> Constraint:
@@ -126,12 +138,14 @@ def _latency(setup: Setup, without: Point, point: Point, whole: Point) -> Constr
     return Constraint("latency target", holds=False, reason=reason)
 
 
-def _endurance(setup: Setup, wear: Endurance, part_written: float, gain: float, in_budget: float) -> Constraint:
-    """Of drives that do not live for their rated years if all new KV is written. Two ways are open: to wear them out
-    and buy new ones, which has to cost less than the gain is worth; or to keep to a write budget, and gain less.
+def _endurance(setup: Setup, wear: Endurance, part_written: float, gains: tuple[float, float, float]) -> Constraint:
+    """Of drives that do not live for their rated years if all new KV is written. Two ways are open: to wear them out,
+    but no faster than in a year, and buy new ones, which has to cost less than the gain is worth; or to keep to a write
+    budget, and gain less. `gains`: if all is written, if drives serve a year, within the budget.
     """
+    gain, in_service, in_budget = gains
     least, price = least_gain(setup.machine, "ssd")
-    drives = price * max(1.0, AMORTISED_YEARS * 365 / (USED_LIFE * wear.life_days))
+    drives = price * max(1.0, AMORTISED_YEARS * 365 / max(wear.service_days, LEAST_SERVICE_DAYS))
     rest = setup.machine.price_usd - price
     part = drives / rest if rest > 0 else 0.0
     written, budget = bandwidth(wear.written_bytes_per_s), bandwidth(wear.budget_bytes_per_s)
@@ -140,10 +154,14 @@ def _endurance(setup: Setup, wear: Endurance, part_written: float, gain: float, 
         f"{share(gain)} more throughput if {much} written, at {written} all the time; the drives then last "
         f"{wear.life_days:,.0f} of {wear.rated_days:,.0f} days"
     )
+    if wear.service_days < LEAST_SERVICE_DAYS:
+        reason += (
+            f"; with as much written as lets them serve {LEAST_SERVICE_DAYS:.0f} days, {share(in_service)} at least"
+        )
     if drives:
         reason += f"; {usd(drives)} of them in {AMORTISED_YEARS:g} years, {share(part)} of the machine's price"
     reason += f"; within a write budget of {budget} they live, and the gain is {share(in_budget)} at least"
-    pays = bool(drives) and gain >= max(LEAST_GAIN, part)
+    pays = bool(drives) and in_service >= max(LEAST_GAIN, part)
     if pays or in_budget >= least:
         return Constraint("endurance", holds=True, reason=reason)
     if drives:
@@ -219,7 +237,7 @@ def break_even_reuse(setup: Setup, tier: str, requests: int, reuses: Sequence[fl
     return None
 
 
-def with_drive(machine: Machine, drive: Storage) -> Machine:
-    """The machine with a drive behind its DRAM."""
-    kept = [one for one in machine.storage if one.name != drive.name]
-    return replace(machine, storage=tuple(sorted([*kept, drive], key=lambda one: _ORDER.index(one.name))))
+def with_drives(machine: Machine, drives: Storage) -> Machine:
+    """The machine with drives behind its DRAM."""
+    kept = [one for one in machine.storage if one.name != drives.name]
+    return replace(machine, storage=tuple(sorted([*kept, drives], key=lambda one: _ORDER.index(one.name))))

@@ -18,6 +18,8 @@ DAY_S = 86_400.0
 _YEAR_DAYS = 365.0
 #: Bytes written for each byte put: measured on a full store that reclaims all the time (docs, write amplification).
 _AMPLIFICATION = 1.02
+#: Of a drive's life, what is written before a store stops writing to it (R35): then a new one is due.
+_USED_LIFE = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,11 @@ class Endurance:
     def lasts(self) -> bool:
         """Whether it lives for its rated years."""
         return self.life_days >= self.rated_days
+
+    @property
+    def service_days(self) -> float:
+        """Until a store stops writing to it."""
+        return _USED_LIFE * self.life_days
 
 
 def rated_nbytes(capacity_nbytes: float, dwpd: float, rated_years: float) -> float:

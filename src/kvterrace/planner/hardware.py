@@ -20,7 +20,7 @@ __all__ = [
     "load_machine",
     "machine_from",
     "machine_names",
-    "usual_drive",
+    "usual_drives",
     "with_bench",
 ]
 
@@ -141,11 +141,12 @@ class Machine:
         return parts + self.accelerator.count * self.accelerator.price_usd
 
 
-def usual_drive() -> Storage:
-    """The drive that is assumed where a machine has none, and one is to be judged."""
-    drive = _storage(Fields({"ssd": {"use": _USUAL_DRIVE}}, "usual drive"), "ssd")
-    assert drive is not None
-    return drive
+def usual_drives(accelerators: int) -> Storage:
+    """The drives that are assumed where a machine has none, and they are to be judged: one for two accelerators."""
+    count = max(1, accelerators // 2)
+    drives = _storage(Fields({"ssd": {"use": _USUAL_DRIVE, "count": count}}, "usual drives"), "ssd")
+    assert drives is not None
+    return drives
 
 
 def machine_names() -> list[str]:

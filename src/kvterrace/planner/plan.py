@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from kvterrace.planner.advice import TierVerdict, break_even_reuse, judge, tier_sets, with_drive
+from kvterrace.planner.advice import TierVerdict, break_even_reuse, judge, tier_sets, with_drives
 from kvterrace.planner.cost import AllInHbm, all_in_hbm, usd_per_million_tokens
 from kvterrace.planner.decode import Decoding, HotHit, decoding, hot_hit
 from kvterrace.planner.endurance import Endurance, endurance, what_would_help
-from kvterrace.planner.hardware import Machine, usual_drive
+from kvterrace.planner.hardware import Machine, usual_drives
 from kvterrace.planner.ladder import Point, Setup, evaluate, loads_of
 from kvterrace.planner.layers import Model, Parallel
 from kvterrace.planner.links import LinkLoad, Shortfall, step_shortfall
@@ -191,20 +191,21 @@ def _verdicts(setup: Setup, point: Point | None) -> list[TierVerdict]:
         return []
     found = [judge(setup, storage.name, point.requests, there=True) for storage in setup.machine.storage]
     if setup.machine.tier("ssd") is None:
-        found.append(judge(_with_usual_drive(setup), "ssd", point.requests, there=False))
+        found.append(judge(_with_usual_drives(setup), "ssd", point.requests, there=False))
     return [one for one in found if one is not None]
 
 
-def _with_usual_drive(setup: Setup) -> Setup:
+def _with_usual_drives(setup: Setup) -> Setup:
     if setup.machine.tier("ssd") is not None:
         return setup
-    return replace(setup, machine=with_drive(setup.machine.without("remote"), usual_drive()))
+    drives = usual_drives(setup.machine.accelerator.count)
+    return replace(setup, machine=with_drives(setup.machine.without("remote"), drives))
 
 
 def _needed_reuse(setup: Setup, point: Point | None) -> float | None:
     if point is None or setup.workload.trace is not None:
         return None
-    return break_even_reuse(_with_usual_drive(setup), "ssd", point.requests, _REUSES)
+    return break_even_reuse(_with_usual_drives(setup), "ssd", point.requests, _REUSES)
 
 
 def _notes(setup: Setup) -> list[str]:

@@ -282,6 +282,7 @@ def _verdict(one: TierVerdict) -> dict[str, object]:
         "worth_having": one.worth,
         "reason": one.reason,
         "gain": one.gain,
+        "gain_in_a_year_of_service": one.gain_in_service,
         "gain_in_write_budget": one.gain_in_budget,
         "ttft_without_s": one.ttft_without_s,
         "ttft_with_s": one.ttft_with_s,

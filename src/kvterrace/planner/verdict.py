@@ -14,7 +14,7 @@ def verdict_lines(plan: Plan) -> list[str]:
     """Whole sentences."""
     lines = [_tiers(plan)]
     for one in plan.verdicts:
-        there = "" if one.there else " (a usual drive; the machine has none)"
+        there = "" if one.there else " (usual drives; the machine has none)"
         word = "yes" if one.worth else "no"
         lines.append(f"{_WORDS[one.tier]}{there}: {word}. {one.reason[0].upper()}{one.reason[1:]}.")
     lines += _running(plan)
