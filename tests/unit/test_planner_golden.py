@@ -143,39 +143,37 @@ QWEN_EXPERT = 3 * 4096 * 1536
 QWEN_LAYER = 4096 * 128 * (64 + 64 + 4 + 4) + 4096 * 128
 #: Four drives of 14 GB/s at 90 %; a restore crosses DRAM and the IO die twice.
 FOUR_GEN5 = {"dram": {"dram": DRAM, "io": IO_DIE}, "ssd": {"ssd": 4 * 14e9 * 0.9, "dram": DRAM / 2, "io": IO_DIE / 2}}
-H100 = {
-    "memory": 80e9, "bytes_per_s": H100_BYTES_PER_S, "flops": H100_FLOPS, "links": FOUR_GEN5,
-    "room": {"dram": DRAM_2_TIB, "ssd": 0.9 * 4 * 7680e9}, "delay_s": {"dram": 20e-6, "ssd": 120e-6},
-    "price": 8 * 30_000 + 60_000 + 10_000 + 4 * 1100,
-}  # fmt: skip
+EIGHT_H100 = (80e9, H100_BYTES_PER_S, H100_FLOPS)
+DRIVES_ROOM, DRIVES_DELAY_S = {"dram": DRAM_2_TIB, "ssd": 0.9 * 4 * 7680e9}, {"dram": 20e-6, "ssd": 120e-6}
+DRIVES_PRICE = 8 * 30_000 + 60_000 + 10_000 + 4 * 1100
 CASES = {
     "llama-128k": Case(
         131_072, 0.6, 1, 8, ((80, 4096, 0),), 2 * LLAMA_70B, 0, 0, 2 * LLAMA_70B_OUT, LLAMA_70B - LLAMA_70B_OUT,
-        LLAMA_70B_OUT, 4 * 64 * 128, copies=1, own=8 * H100_LINK, **H100,
+        LLAMA_70B_OUT, 4 * 64 * 128, *EIGHT_H100, 1, FOUR_GEN5, 8 * H100_LINK, DRIVES_ROOM,
+        DRIVES_DELAY_S, DRIVES_PRICE,
     ),
     "eight-instances": Case(
         32_768, 0.5, 8, 1, ((32, 4096, 0),), 2 * LLAMA_8B, 0, 0, 2 * LLAMA_8B_OUT, LLAMA_8B - LLAMA_8B_OUT,
-        LLAMA_8B_OUT, 4 * 32 * 128, copies=1, own=H100_LINK, **H100,
+        LLAMA_8B_OUT, 4 * 32 * 128, *EIGHT_H100, 1, FOUR_GEN5, H100_LINK, DRIVES_ROOM,
+        DRIVES_DELAY_S, DRIVES_PRICE,
     ),
     # 18 layers keep 128 tokens, 18 keep all; experts have 4.25 bits a weight, the rest 16.
     "gpt-oss-windows": Case(
         131_072, 0.6, 1, 8, ((18, 2048, 128), (18, 2048, 0)), 2 * (2 * OSS_OUT + 36 * OSS_LAYER),
         36 * 128 * OSS_EXPERT * 4.25 / 8, 4 / 128, 2 * OSS_OUT, OSS_OUT + 36 * (OSS_LAYER + 4 * OSS_EXPERT), OSS_OUT,
-        4 * 64 * 64, copies=1, own=8 * H100_LINK, **H100,
+        4 * 64 * 64, *EIGHT_H100, 1, FOUR_GEN5, 8 * H100_LINK, DRIVES_ROOM,
+        DRIVES_DELAY_S, DRIVES_PRICE,
     ),
     # 4 KV heads on 8 ranks: each is held twice, and comes up twice. The array is behind one port of 100 GbE.
     "qwen-array": Case(
         32_768, 0.8, 1, 8, ((94, 2048, 0),), 2 * (2 * QWEN_OUT + 94 * QWEN_LAYER), 2 * 94 * 128 * QWEN_EXPERT, 8 / 128,
-        2 * QWEN_OUT, QWEN_OUT + 94 * (QWEN_LAYER + 8 * QWEN_EXPERT), QWEN_OUT, 4 * 64 * 128, copies=2,
-        own=8 * H100_LINK, **{
-            **H100, "price": 8 * 30_000 + 60_000 + 10_000 + 40_000,
-            "links": {
-                "dram": {"dram": DRAM / 2, "io": IO_DIE / 2},
-                "remote": {"remote": 36e9, "network": 12.5e9 * 0.9, "dram": DRAM / 3, "io": IO_DIE / 3},
-            },
-            "room": {"dram": DRAM_2_TIB, "remote": 90_000e9},
-            "delay_s": {"dram": 20e-6, "remote": 500e-6},
+        2 * QWEN_OUT, QWEN_OUT + 94 * (QWEN_LAYER + 8 * QWEN_EXPERT), QWEN_OUT, 4 * 64 * 128, *EIGHT_H100, 2,
+        {
+            "dram": {"dram": DRAM / 2, "io": IO_DIE / 2},
+            "remote": {"remote": 36e9, "network": 12.5e9 * 0.9, "dram": DRAM / 3, "io": IO_DIE / 3},
         },
+        8 * H100_LINK, {"dram": DRAM_2_TIB, "remote": 90_000e9}, {"dram": 20e-6, "remote": 500e-6},
+        8 * 30_000 + 60_000 + 10_000 + 40_000,
     ),
     "short": Case(
         4096, 0.9, 1, 1, ((32, 4096, 0),), 2 * LLAMA_8B, 0, 0, 2 * LLAMA_8B_OUT, LLAMA_8B - LLAMA_8B_OUT, LLAMA_8B_OUT,

@@ -81,6 +81,10 @@ DEFAULTS: dict[str, dict[str, object]] = {
     "cohere2": {"tie_word_embeddings": True},
     "gpt_oss": {"head_dim": 64, "sliding_window": 128},
     "gpt2": {"tie_word_embeddings": True},
+    "opt": {"tie_word_embeddings": True},
+    "bloom": {"tie_word_embeddings": True},
+    "recurrent_gemma": {"tie_word_embeddings": True},
+    "lfm2": {"tie_word_embeddings": True},
     "gpt_bigcode": {"multi_query": True, "tie_word_embeddings": True},
     "falcon": {"multi_query": True, "tie_word_embeddings": True},
 }  # fmt: skip
@@ -100,5 +104,5 @@ HARMLESS = frozenset({
     "_sliding_window_pattern", "mtp_layer_types", "mtp_layers_block_type", "ssm_multipliers", "ssm_in_multiplier",
     "ssm_out_multiplier", "mamba_norm_before_gate", "mamba_rms_norm", "mamba_chunk_size", "linear_attn_alpha_factor",
     "linear_attn_beta_factor", "mamba_hidden_act", "mamba_use_mlp", "linear_num_layers", "mamba_inner_layernorms",
-    "layernorm_linear_attention_alpha", "layernorm_linear_attention_beta",
+    "layernorm_linear_attention_alpha", "mla_scale_kv_lora", "layernorm_linear_attention_beta",
 })  # fmt: skip

@@ -17,6 +17,7 @@ from kvterrace.planner.families_known import DEFAULTS, LATENT, PLAIN
 from kvterrace.planner.fields import Fields
 from kvterrace.planner.layers import Layer, Model
 from kvterrace.planner.params import feed_forward
+from kvterrace.planner.quantised import checkpoint_kv_dtype, weight_nbytes
 
 __all__ = ["KV_DTYPES", "kv_dtype_of", "load_model", "model_from_config", "shipped_models"]
 
@@ -46,7 +47,6 @@ _ALIASES = {
     "glm4v_moe_text": "glm4_moe",
 }
 _CONFIG_DTYPES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0, "float8_e4m3fn": 1.0, "float8_e5m2": 1.0}
-_MXFP4_NBYTES = 4.25 / 8  # 32 elements of 4 bits share a scale of 8: OCP Microscaling Formats 1.0
 _MAX_CONFIG_NBYTES = 64 << 20
 
 
@@ -118,11 +118,12 @@ def model_from_config(
         )
     if dtype not in _CONFIG_DTYPES:
         fields.refuse(dtype_field, f"{dtype!r} is unknown; known: {', '.join(_CONFIG_DTYPES)}")
-    kv = kv_dtype or (dtype if _CONFIG_DTYPES[dtype] >= 2 else "bfloat16")
+    quantised = fields if fields.has("quantization_config") else outer
+    kv = kv_dtype or _kv_dtype(quantised, dtype, notes)
     embedding, output = _embedding_params(fields)
     model = Model(name, source, tuple(layers), kv, 1, embedding, output, _max_context(fields), tuple(notes))
     if weights_nbytes is None:
-        weights, experts = _weights_nbytes(model, fields if fields.has("quantization_config") else outer, dtype)
+        weights, experts = _weights_nbytes(model, quantised, dtype)
     else:
         weights, experts = weights_nbytes, round(weights_nbytes * model.experts_params / model.params)
     return replace(model, weights_nbytes=weights, experts_nbytes=experts)
@@ -156,7 +157,7 @@ def _layers(fields: Fields, family: str) -> tuple[list[Layer], list[str]]:
     shape = Shape(
         family,
         fields.count("num_hidden_layers", "n_layer", "num_layers", "n_layers", default=listed),
-        fields.count("hidden_size", "n_embd", "d_model"),
+        fields.count("hidden_size", "n_embd", "d_model", "n_embed"),
         fields.count("num_attention_heads", "n_head", "n_heads", default=1 if family in _WITHOUT_ATTENTION else None),
     )
     if shape.layers > 10_000:
@@ -181,7 +182,7 @@ def _layers(fields: Fields, family: str) -> tuple[list[Layer], list[str]]:
 
 def _embedding_params(fields: Fields) -> tuple[int, int]:
     """Weights outside the layers, and those of the output projection."""
-    hidden = fields.count("hidden_size", "n_embd", "d_model")
+    hidden = fields.count("hidden_size", "n_embd", "d_model", "n_embed")
     table = fields.count("vocab_size", "padded_vocab_size") * hidden
     tied = fields.flag("tie_word_embeddings", default=False)
     extra = fields.count("hidden_size_per_layer_input", default=0, least=0)
@@ -196,27 +197,25 @@ def _max_context(fields: Fields) -> int:
     return fields.count(name, default=0)
 
 
+def _kv_dtype(fields: Fields, dtype: str, notes: list[str]) -> str:
+    """What KV is kept in where nobody says otherwise: what the checkpoint has scales for, or the weights' type."""
+    section = fields.section("quantization_config")
+    stated = checkpoint_kv_dtype(section) if section is not None else None
+    if stated is None:
+        return dtype if _CONFIG_DTYPES[dtype] >= 2 else "bfloat16"
+    kept, field = stated
+    notes.append(f"KV is kept in {kept}, as {field} of the checkpoint says; if the engine does not: --kv-dtype bf16")
+    return kept
+
+
 def _weights_nbytes(model: Model, fields: Fields, dtype: str) -> tuple[int, int]:
     """Bytes of all weights, and of the routed experts among them."""
     section = fields.section("quantization_config")
     size = _CONFIG_DTYPES[dtype]
-    inside = expert = size  # bytes for each weight in the layers, and in routed experts
+    inside = expert = size
     if section is not None:
-        method = section.text("quant_method")
         size = max(size, 2.0)
-        if method == "fp8":
-            inside = expert = 1.0
-        elif method == "mxfp4":
-            inside, expert = size, _MXFP4_NBYTES
-        elif method in {"gptq", "awq"}:
-            bits_field = "bits" if section.has("bits") else "w_bit"
-            bits = section.count(bits_field)
-            if bits > 16:
-                section.refuse(bits_field, f"{bits}: more bits than the weights had before they were quantised")
-            inside = expert = bits / 8 * 1.04  # scales and zeros of groups of 128: about 4 %
-        else:
-            why = f"{method!r}: how large the weights are is not known: give --weights, e.g. --weights 70GB"
-            section.refuse("quant_method", why)
+        inside, expert = weight_nbytes(section, size)
     experts = model.experts_params * expert
     others = (model.params - model.embedding_params - model.experts_params) * inside
     return round(experts + others + model.embedding_params * size), round(experts)

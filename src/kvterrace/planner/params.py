@@ -83,8 +83,22 @@ def feed_forward(fields: Fields, family: str, hidden: int, layers: int) -> list[
 def _dense_width(fields: Fields, family: str, hidden: int, experts: int) -> int:
     if family in {"gpt2", "gptj", "codegen", "gpt_bigcode", "bloom", "mpt", "falcon"}:
         return fields.count("n_inner", "ffn_hidden_size", default=4 * hidden)
+    if family == "lfm2" and fields.has("block_ff_dim"):
+        return _lfm2_width(fields)
+    if family == "recurrent_gemma":
+        return fields.count("intermediate_size", least=2) // 2
     name = fields.first("intermediate_size", "ffn_hidden_size", "ffn_dim", "moe_intermediate_size")
     return fields.count(name, default=0 if experts else None, least=0 if experts else 1)
+
+
+def _lfm2_width(fields: Fields) -> int:
+    """LFM2 states the width before two thirds of it are taken, and rounded up."""
+    width = fields.count("block_ff_dim")
+    if fields.flag("block_auto_adjust_ff_dim", default=True):
+        width = int(fields.number("block_ffn_dim_multiplier", 1.0) * (2 * width // 3))
+        multiple = fields.count("block_multiple_of", default=256)
+        width = -(-width // multiple) * multiple
+    return width
 
 
 def _sparse_layers(fields: Fields, family: str, layers: int) -> list[bool]:
