@@ -10,6 +10,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from tests.unit.json_schema import faults
 
 from kvterrace.cli import main
 
@@ -109,6 +110,51 @@ def test_every_key_of_the_json_is_documented(capsys: pytest.CaptureFixture[str])
             keys.update(re.findall(r"\.([a-z_0-9]+)(?=[.\[]|$)", path))
     keys -= {"hbm", "dram", "cxl", "ssd", "remote", "network"}  # names of tiers and links
     assert keys <= documented, sorted(keys - documented)
+
+
+SCHEMA = json.loads((Path(__file__).parent.parent.parent / "docs" / "reference" / "plan.schema.json").read_text())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *GOLDEN_ARGUMENTS.values(),
+        ["--model", "llama-3.1-405b", "--context", "128k"],  # weights do not fit
+        ["--model", "jamba-1.5-mini", "--context", "256k", "--concurrency", "200", "--explain", "--against", "8x-h200"],
+        ["--model", "smollm2-135m", "--context", "8k", "--hardware", "8x-80gb", "--ttft", "1ms"],
+    ],
+)
+def test_json_is_as_its_schema_says(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert list(faults(planned(capsys, *arguments), SCHEMA, SCHEMA)) == []
+
+
+@pytest.mark.parametrize(
+    ("way", "value", "fault"),
+    [
+        (("schema",), "kvterrace.plan/2", ".schema: 'kvterrace.plan/2', not 'kvterrace.plan/1'"),
+        (("kv", "nbytes_per_token"), 327_680.5, ".kv.nbytes_per_token: 327680.5, not integer"),
+        (("kv", "nbytes_per_token"), True, ".kv.nbytes_per_token: True, not integer"),
+        (("kv", "more"), 1, ".kv: more is not in the schema"),
+        (("workload", "reuse"), 60, ".workload.reuse: 60, out of range"),
+        (("workload", "trace"), [], ".workload.trace: [], not ['object', 'null']"),
+        (("paths", 0, "tier"), "tape", ".paths[0].tier: 'tape', not one of ['dram', 'cxl', 'ssd', 'remote']"),
+        (("operating_point", "found", "ssd"), -1, ".operating_point: none of what it may be"),
+        (("endurance", "life_days_with", "hope"), "long", ".endurance.life_days_with.hope: 'long', not ['number', 'null']"),
+    ],
+)  # fmt: skip
+def test_the_validator_finds_what_is_wrong(way: tuple[str | int, ...], value: object, fault: str) -> None:
+    plan = json.loads((GOLDEN / "llama-128k.json").read_text())
+    inner = plan
+    for step in way[:-1]:
+        inner = inner[step]
+    inner[way[-1]] = value
+    assert list(faults(plan, SCHEMA, SCHEMA)) == [fault]
+
+
+def test_a_key_that_is_missing_is_found() -> None:
+    plan = json.loads((GOLDEN / "llama-128k.json").read_text())
+    del plan["hbm"]["sequences"]
+    assert list(faults(plan, SCHEMA, SCHEMA)) == [".hbm: sequences is missing"]
 
 
 class _Checker(HTMLParser):

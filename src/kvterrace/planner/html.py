@@ -19,7 +19,7 @@ _STYLE = """
 body{font:15px/1.5 sans-serif;color:#222;max-width:1180px;margin:2em auto;padding:0 1em}
 h1{font-size:1.4em}h2{font-size:1.1em;margin-top:2em}svg{margin:6px;border:1px solid #eee;max-width:100%;height:auto}
 table{border-collapse:collapse}td,th{padding:2px 12px 2px 0;text-align:left;vertical-align:top}
-td.n{text-align:right;font-variant-numeric:tabular-nums}code{font-size:13px;overflow-wrap:anywhere}
+td.n{text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums}code{font-size:13px;overflow-wrap:anywhere}
 .first{font-size:1.15em;font-weight:bold}footer{margin-top:3em;color:#666}
 """
 
