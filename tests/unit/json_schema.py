@@ -1,4 +1,4 @@
-"""As much of JSON Schema (draft 2020-12) as docs/reference/plan.schema.json needs, and strict: no key it does not name."""
+"""As much of JSON Schema (2020-12) as docs/reference/plan.schema.json needs, strict: no key that it does not name."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def test_json_is_as_its_schema_says(arguments: list[str], capsys: pytest.Capture
         (("workload", "trace"), [], ".workload.trace: [], not ['object', 'null']"),
         (("paths", 0, "tier"), "tape", ".paths[0].tier: 'tape', not one of ['dram', 'cxl', 'ssd', 'remote']"),
         (("operating_point", "found", "ssd"), -1, ".operating_point: none of what it may be"),
-        (("endurance", "life_days_with", "hope"), "long", ".endurance.life_days_with.hope: 'long', not ['number', 'null']"),
+        (("endurance", "life_days_with", "x"), "long", ".endurance.life_days_with.x: 'long', not ['number', 'null']"),
     ],
 )  # fmt: skip
 def test_the_validator_finds_what_is_wrong(way: tuple[str | int, ...], value: object, fault: str) -> None:

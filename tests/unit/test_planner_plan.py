@@ -320,6 +320,19 @@ def test_a_consumer_drive_is_worn_out_in_weeks() -> None:
     assert "neither is worth it; drives of" in verdict.reason
 
 
+def test_notes_on_ranks() -> None:
+    small = Workload(32_768, concurrency=16)
+    machine, model = load_machine("8x-h100"), load_model("llama-3.1-8b")
+    chosen, given = make_plan(model, machine, small), make_plan(model, machine, small, Parallel(8))
+    assert chosen.setup.parallel == given.setup.parallel == Parallel(8)
+    assert [note for note in chosen.notes if "--tp 1" in note] == list(chosen.notes)
+    assert given.notes == ()
+    assert planned(small).notes == ()  # 141 GB of weights: on one accelerator they do not lie
+    latent = planned(small, "deepseek-v3", "8x-h200").notes
+    assert "ranks hold the same KV 8 times over" in latent[0]
+    assert "data-parallel attention" in latent[1]
+
+
 def test_less_written_is_less_found() -> None:
     plan = planned(LONG)
     tiers = ("hbm", "dram", "ssd")

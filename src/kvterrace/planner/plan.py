@@ -84,7 +84,7 @@ class Plan:
 
 def make_plan(model: Model, machine: Machine, load: Workload, parallel: Parallel | None = None) -> Plan:
     """Work everything out. Raises ConfigError where model, machine and ranks do not go together."""
-    parallel = parallel or default_parallel(model, machine, load.context_tokens)
+    given, parallel = parallel, parallel or default_parallel(model, machine, load.context_tokens)
     budget = hbm_budget(model, machine, parallel, load.context_tokens)
     setup = Setup(model, machine, parallel, budget, load)
     sequence = model.sequence_nbytes(load.context_tokens)
@@ -117,7 +117,7 @@ def make_plan(model: Model, machine: Machine, load: Workload, parallel: Parallel
         _needed_reuse(setup, chosen),
         all_in_hbm(model, machine, load.context_tokens, load.concurrency),
         usd_per_million_tokens(machine.price_usd, chosen.output_tokens_per_s) if chosen is not None else None,
-        tuple(_notes(setup)),
+        tuple(_notes(setup, ranks_given=given is not None)),
     )
 
 
@@ -208,7 +208,7 @@ def _needed_reuse(setup: Setup, point: Point | None) -> float | None:
     return break_even_reuse(_with_usual_drives(setup), "ssd", point.requests, _REUSES)
 
 
-def _notes(setup: Setup) -> list[str]:
+def _notes(setup: Setup, *, ranks_given: bool) -> list[str]:
     model, load, budget = setup.model, setup.workload, setup.budget
     notes = list(model.notes)
     if model.max_context and load.context_tokens > model.max_context:
@@ -217,6 +217,15 @@ def _notes(setup: Setup) -> list[str]:
         )
     if setup.copies > 1.001:
         notes.append(f"ranks hold the same KV {setup.copies:.3g} times over; tiers below are taken to keep one copy")
+        if any(layer.replicated for layer in model.layers):
+            notes.append(
+                "data-parallel attention would keep each latent once; it is not planned for: docs/guide/sizing.md"
+            )
+    if setup.parallel.tp > 1 and not ranks_given and model.weights_nbytes < budget.rank_memory_nbytes / 2:
+        notes.append(
+            f"tp {setup.parallel.tp} holds most sequences, but what ranks say to each other is not counted: a model "
+            "that fits one accelerator is often run with --tp 1"
+        )
     unused = setup.machine.accelerator.count - budget.instances * setup.parallel.ranks
     if unused:
         notes.append(f"{unused} accelerators are left over")
