@@ -5,7 +5,7 @@ The expression of a step, with `x` for times, evaluates to its result: a test do
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -57,9 +57,9 @@ def _rate(title: str, expression: str, result: float, source: str) -> Step:
     return Step(title, expression, result, "bytes a second", bandwidth(result), source)
 
 
-def _groups(plan: Plan) -> list[tuple[int, Layer]]:
+def _groups(layers: Iterable[Layer]) -> list[tuple[int, Layer]]:
     """How many layers there are of each kind that caches."""
-    key = [one for one in plan.setup.model.layers if one.caches]
+    key = [one for one in layers if one.caches]
     kinds = sorted(key, key=lambda one: (one.kind, one.window, one.elements_per_token()))
     grouped = groupby(kinds, key=lambda one: (one.kind, one.window, one.elements_per_token(), one.state, one.conv))
     found = []
@@ -69,9 +69,24 @@ def _groups(plan: Plan) -> list[tuple[int, Layer]]:
     return found
 
 
-def _elements(layer: Layer) -> str:
-    dims = f"{layer.kv_heads} x ({layer.key_dim} + {layer.value_dim})" if layer.value_dim else f"{layer.key_dim}"
+def _elements(layer: Layer, tp: int = 1) -> str:
+    heads = layer.kv_heads if layer.replicated else -(-layer.kv_heads // tp)
+    dims = f"{heads} x ({layer.key_dim} + {layer.value_dim})" if layer.value_dim else f"{layer.key_dim}"
     return f"({dims} + {layer.indexer_dim})" if layer.indexer_dim else f"({dims})"
+
+
+def _on_fullest_rank(plan: Plan) -> str:
+    """A sequence on the rank that holds most of it."""
+    setup = plan.setup
+    model, tp, tokens = setup.model, setup.parallel.tp, setup.workload.context_tokens
+    element, terms = model.element_nbytes, []
+    fullest = max(model.stages(setup.parallel.pp), key=lambda stage: model.sequence_nbytes(tokens, tp, stage))
+    for count, layer in _groups(fullest):
+        if layer.elements_per_token():
+            terms.append(f"{count} x {_elements(layer, tp)} x {element} x {layer.kept_tokens(tokens)}")
+        if layer.state or layer.conv:
+            terms.append(f"{count} x {layer.state_nbytes(element, tp)}")
+    return " + ".join(terms) or "0"
 
 
 def _kv(plan: Plan) -> Iterator[Step]:
@@ -79,7 +94,7 @@ def _kv(plan: Plan) -> Iterator[Step]:
     model, load = setup.model, setup.workload
     element, tokens = model.element_nbytes, load.context_tokens
     per_token, per_sequence = [], []
-    for count, layer in _groups(plan):
+    for count, layer in _groups(model.layers):
         if layer.elements_per_token():
             one = f"{count} x {_elements(layer)} x {element}"
             per_token.append(one)
@@ -130,7 +145,7 @@ def _hbm(plan: Plan) -> Iterator[Step]:
     yield _bytes("  of it for KV", room, budget.rank_kv_nbytes, "70 %; the rest is for activations and workspace")
     yield _bytes(
         "KV of a sequence on the fullest accelerator",
-        f"{budget.rank_sequence_nbytes}",
+        _on_fullest_rank(plan),
         budget.rank_sequence_nbytes,
         "KV heads divided over tp, latents and too few KV heads replicated; layers over pp",
     )
