@@ -27,6 +27,7 @@ __all__ = [
     "Shape",
     "attention_layer",
     "check_all_read",
+    "head_dim",
     "latent_layer",
     "layer_kinds",
     "plain_layers",
@@ -114,7 +115,7 @@ def with_ffn(layer: Layer, ffn: FeedForward) -> Layer:
 def plain_layers(fields: Fields, shape: Shape) -> tuple[list[Layer], list[str]]:
     """Layers of a family in `PLAIN`, and notes."""
     family, heads = shape.family, shape.heads
-    key_dim = _head_dim(fields, shape)
+    key_dim = head_dim(fields, shape)
     value_dim = fields.count("v_head_dim", default=key_dim)
     kv_heads = _kv_heads(fields, shape)
     if fields.flag("use_cla", default=False):
@@ -156,7 +157,8 @@ def plain_layers(fields: Fields, shape: Shape) -> tuple[list[Layer], list[str]]:
     return layers, notes
 
 
-def _head_dim(fields: Fields, shape: Shape) -> int:
+def head_dim(fields: Fields, shape: Shape) -> int:
+    """Elements of one head: as stated, or the hidden size divided over the heads."""
     name = fields.first("head_dim", "kv_channels", "attention_head_dim")
     if fields.has(name):
         return fields.count(name)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from kvterrace.planner.families import Shape, attention_layer, latent_layer, layer_kinds, with_ffn
+from kvterrace.planner.families import Shape, attention_layer, head_dim, latent_layer, layer_kinds, with_ffn
 from kvterrace.planner.fields import Fields
 from kvterrace.planner.layers import Layer
 from kvterrace.planner.params import FeedForward, feed_forward
@@ -24,15 +24,8 @@ _RECURRENT = {"linear_attention", "mamba", "recurrent", "mamba2"}
 _STATE_NBYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
-def _head_dim(fields: Fields, shape: Shape) -> int:
-    name = fields.first("head_dim", "attention_head_dim")
-    if not fields.has(name) and shape.hidden % shape.heads:
-        fields.refuse("head_dim", f"missing, and hidden size {shape.hidden} is no multiple of {shape.heads} heads")
-    return fields.count(name, default=max(1, shape.hidden // shape.heads))
-
-
 def _full(fields: Fields, shape: Shape) -> Layer:
-    dim, kv_heads = _head_dim(fields, shape), fields.count("num_key_value_heads")
+    dim, kv_heads = head_dim(fields, shape), fields.count("num_key_value_heads")
     if shape.heads % kv_heads:
         fields.refuse("num_key_value_heads", f"{kv_heads} KV heads do not divide {shape.heads} attention heads")
     return attention_layer(shape, kv_heads, dim, dim, "full attention")
@@ -181,7 +174,7 @@ def _nemotron_h(fields: Fields, shape: Shape) -> _Layers:
 
 def _minimax(fields: Fields, shape: Shape) -> _Layers:
     """MiniMax-01 (arXiv 2501.08313): lightning attention, whose state is head_dim x head_dim for each head."""
-    dim = _head_dim(fields, shape)
+    dim = head_dim(fields, shape)
     pattern = fields.items("attn_type_list")
     if not pattern and not fields.has("layer_types"):
         fields.refuse("layer_types", "missing, and attn_type_list too: which layers attend is not known")

@@ -58,24 +58,16 @@ def plan_json(plan: Plan, *, against: tuple[Side, Side] | None = None, explain: 
             "ranks": _ranks(plan),
         },
         "hbm": _hbm(plan),
-        "links": [
-            {"link": one.link, "need_bytes_per_s": one.need_bytes_per_s, "usable_bytes_per_s": one.usable_bytes_per_s,
-             "use": one.use} for one in plan.loads
-        ],
+        "links": [_picked(one, "link need_bytes_per_s usable_bytes_per_s use") for one in plan.loads],
         "paths": [
-            {"tier": one.tier, "bytes_per_s": one.bytes_per_s, "bottleneck": one.bottleneck,
-             "crossings": dict(one.crossings)} for one in setup.paths()
+            {**_picked(one, "tier bytes_per_s bottleneck"), "crossings": dict(one.crossings)} for one in setup.paths()
         ],
         "decoding": _decoding(plan),
         "load_or_recompute": {
             "choices": [
-                {"tier": one.tier, "tokens": one.tokens, "nbytes": one.nbytes, "load_s": one.load_s,
-                 "compute_s": one.compute_s, "break_even_bytes_per_s": one.break_even_bytes_per_s}
-                for one in plan.choices
+                _picked(one, "tier tokens nbytes load_s compute_s break_even_bytes_per_s") for one in plan.choices
             ],
-            "break_even": [
-                {"tier": one.tier, "tokens": one.tokens, "tried_tokens": one.tried_tokens} for one in plan.break_evens
-            ],
+            "break_even": [_picked(one, "tier tokens tried_tokens") for one in plan.break_evens],
             "hot_hit": _hot(plan.hot_restore),
         },
         "operating_point": _point(plan.chosen) if plan.chosen is not None else None,
@@ -90,17 +82,21 @@ def plan_json(plan: Plan, *, against: tuple[Side, Side] | None = None, explain: 
             "all_in_hbm_price_usd": plan.hbm_only.price_usd,
         },
         "notes": list(plan.notes),
-    }  # fmt: skip
+    }
     if against is not None:
         made["against"] = [_side(one) for one in against]
     if explain:
         made["steps"] = [
-            {"title": one.title.strip(), "expression": one.expression, "result": one.result, "unit": one.unit,
-             "source": one.source} for one in steps(plan)
-        ]  # fmt: skip
+            {"title": one.title.strip(), **_picked(one, "expression result unit source")} for one in steps(plan)
+        ]
     cleaned = _finite(made)
     assert isinstance(cleaned, dict)
     return cleaned
+
+
+def _picked(one: object, names: str) -> dict[str, object]:
+    """Attributes of that name, in this order."""
+    return {name: getattr(one, name) for name in names.split()}
 
 
 def _finite(value: object) -> object:
@@ -148,21 +144,13 @@ def _trace(plan: Plan) -> dict[str, object] | None:
 
 def _hardware(plan: Plan) -> dict[str, object]:
     machine = plan.setup.machine
-    one = machine.accelerator
     return {
         "name": machine.name,
         "source": machine.source,
-        "accelerator": {"name": one.name, "count": one.count, "memory_nbytes": one.memory_nbytes, "source": one.source},
+        "accelerator": _picked(machine.accelerator, "name count memory_nbytes source"),
         "gpudirect": machine.gpudirect,
         "tiers": [
-            {
-                "name": tier.name,
-                "capacity_nbytes": tier.capacity_nbytes,
-                "kv_nbytes": tier.kv_nbytes,
-                "read_bytes_per_s": tier.read_bytes_per_s,
-                "write_bytes_per_s": tier.write_bytes_per_s,
-                "source": tier.source,
-            }
+            _picked(tier, "name capacity_nbytes kv_nbytes read_bytes_per_s write_bytes_per_s source")
             for tier in machine.storage
         ],
     }
@@ -183,17 +171,8 @@ def _ranks(plan: Plan) -> list[dict[str, object]]:
 
 
 def _hbm(plan: Plan) -> dict[str, object]:
-    budget = plan.budget
-    return {
-        "rank_memory_nbytes": budget.rank_memory_nbytes,
-        "rank_weights_nbytes": budget.rank_weights_nbytes,
-        "rank_free_nbytes": budget.rank_free_nbytes,
-        "rank_kv_nbytes": budget.rank_kv_nbytes,
-        "rank_sequence_nbytes": budget.rank_sequence_nbytes,
-        "weights_fit": budget.weights_fit,
-        "kv_nbytes": budget.kv_nbytes,
-        "sequences": budget.sequences,
-    }
+    ranks = "rank_memory_nbytes rank_weights_nbytes rank_free_nbytes rank_kv_nbytes rank_sequence_nbytes"
+    return _picked(plan.budget, f"{ranks} weights_fit kv_nbytes sequences")
 
 
 def _decoding(plan: Plan) -> dict[str, object]:
@@ -206,53 +185,27 @@ def _decoding(plan: Plan) -> dict[str, object]:
         "sparse_tokens": spilled.sparse.tokens,
         "spills": [
             {
-                "tier": one.tier,
-                "bottleneck": one.bottleneck,
-                "overflow_nbytes": one.overflow_nbytes,
-                "fits": one.fits,
-                "exact_tpot_s": one.exact_tpot_s,
-                "exact_read_nbytes": one.exact_read_nbytes,
-                "sparse_tpot_s": one.sparse_tpot_s,
-                "sparse_read_nbytes": one.sparse_read_nbytes,
+                **_picked(one, "tier bottleneck overflow_nbytes fits"),
+                **_picked(one, "exact_tpot_s exact_read_nbytes sparse_tpot_s sparse_read_nbytes"),
             }
             for one in spilled.spills
         ],
         "hot_hit": _hot(plan.hot),
         "step_s": plan.step_s,
-        "shortfalls": [
-            {
-                "link": one.link,
-                "need_bytes_per_s": one.need_bytes_per_s,
-                "usable_bytes_per_s": one.usable_bytes_per_s,
-                "factor": one.factor,
-            }
-            for one in plan.shortfalls
-        ],
+        "shortfalls": [_picked(one, "link need_bytes_per_s usable_bytes_per_s factor") for one in plan.shortfalls],
     }
 
 
 def _hot(hot: HotHit | None) -> dict[str, object] | None:
-    if hot is None:
-        return None
-    return {
-        "tier": hot.tier,
-        "hit_rate": hot.hit_rate,
-        "wait_s": hot.wait_s,
-        "point_saves_s": hot.point_saves_s,
-        "doubling_saves_s": hot.doubling_saves_s,
-        "break_even_hit_rate": hot.break_even_hit_rate,
-    }
+    names = "tier hit_rate wait_s point_saves_s doubling_saves_s break_even_hit_rate"
+    return _picked(hot, names) if hot is not None else None
 
 
 def _point(point: Point) -> dict[str, object]:
     return {
-        "requests": point.requests,
-        "running": point.running,
+        **_picked(point, "requests running"),
         "found": dict(point.found),
-        "ttft_s": point.ttft_s,
-        "tpot_s": point.tpot_s,
-        "output_tokens_per_s": point.output_tokens_per_s,
-        "requests_per_s": point.requests_per_s,
+        **_picked(point, "ttft_s tpot_s output_tokens_per_s requests_per_s"),
         "restored_bytes_per_s": dict(point.restored_bytes_per_s),
         "put_bytes_per_s": point.put_bytes_per_s,
         "written_share": point.written,
@@ -264,13 +217,7 @@ def _endurance(plan: Plan) -> dict[str, object] | None:
     if wear is None:
         return None
     return {
-        "written_bytes_per_s": wear.written_bytes_per_s,
-        "rated_nbytes": wear.rated_nbytes,
-        "rated_days": wear.rated_days,
-        "life_days": wear.life_days,
-        "budget_bytes_per_s": wear.budget_bytes_per_s,
-        "needed_dwpd": wear.needed_dwpd,
-        "lasts": wear.lasts,
+        **_picked(wear, "written_bytes_per_s rated_nbytes rated_days life_days budget_bytes_per_s needed_dwpd lasts"),
         "life_days_with": dict(wear.remedies),
     }
 
