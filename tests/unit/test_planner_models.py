@@ -220,6 +220,7 @@ def test_falcon_has_one_kv_head_or_as_many_as_it_says(changes: dict[str, object]
     base = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}
     model = model_from_config({**base, "model_type": "falcon", **changes}, "x", "x")
     assert model.nbytes_per_token() == 2 * kv_heads * 64 * 2 * 4
+    assert any("every attention head" in note for note in model.notes) == (kv_heads == 4)
 
 
 def test_quantised_weights() -> None:

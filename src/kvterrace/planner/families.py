@@ -145,6 +145,8 @@ def plain_layers(fields: Fields, shape: Shape) -> tuple[list[Layer], list[str]]:
     if heads % kv_heads:
         fields.refuse(fields.first("num_key_value_heads"), f"{kv_heads} KV heads do not divide {heads} attention heads")
     notes = []
+    if family == "falcon" and 1 < kv_heads < heads:
+        notes.append("as engines cache it, KV heads once; Transformers itself keeps K and V of every attention head")
     sharing = fields.count("num_kv_shared_layers", default=0, least=0)
     if sharing:
         if sharing >= shape.layers:
