@@ -336,6 +336,15 @@ def test_notes_on_ranks() -> None:
     assert "data-parallel attention" in latent[1]
 
 
+def test_parts_without_a_price_are_named() -> None:
+    machine = load_machine("8x-h100-cxl")
+    storage = tuple(replace(one, price_usd=0.0) if one.name in {"dram", "cxl"} else one for one in machine.storage)
+    model = load_model("llama-3.1-70b")
+    note = "no price_usd is given for dram, cxl: prices are without them"
+    assert note in make_plan(model, replace(machine, storage=storage), LONG).notes
+    assert make_plan(model, machine, LONG).notes == ()
+
+
 def test_less_written_is_less_found() -> None:
     plan = planned(LONG)
     tiers = ("hbm", "dram", "ssd")

@@ -226,6 +226,11 @@ def _notes(setup: Setup, *, ranks_given: bool) -> list[str]:
             f"tp {setup.parallel.tp} holds most sequences, but what ranks say to each other is not counted: a model "
             "that fits one accelerator is often run with --tp 1"
         )
+    parts = {"accelerators": setup.machine.accelerator.price_usd}
+    parts.update({one.name: one.price_usd for one in setup.machine.storage})
+    free = [name for name, price in parts.items() if not price]
+    if free:
+        notes.append(f"no price_usd is given for {', '.join(free)}: prices are without them")
     unused = setup.machine.accelerator.count - budget.instances * setup.parallel.ranks
     if unused:
         notes.append(f"{unused} accelerators are left over")
