@@ -97,6 +97,40 @@ def test_a_made_up_configuration_is_read_or_refused(family: str, fields: dict[st
         one_line(error)
 
 
+METHODS = ["fp8", "mxfp4", "gptq", "awq", "bitsandbytes", "compressed-tensors", "modelopt", "magic"]
+QUANTISED = {
+    **dict.fromkeys(["bits", "load_in_4bit", "bnb_4bit_use_double_quant", "ignore", "exclude_modules"], VALUES),
+    "quant_algo": st.one_of(VALUES, st.sampled_from(["FP8", "NVFP4"])),
+    "kv_cache_quant_algo": st.one_of(VALUES, st.just("FP8")),
+    "kv_cache_scheme": st.one_of(VALUES, st.fixed_dictionaries({"num_bits": VALUES}, optional={"type": VALUES})),
+    "config_groups": st.one_of(
+        VALUES,
+        st.dictionaries(
+            st.text(max_size=2),
+            st.fixed_dictionaries(
+                {"weights": st.fixed_dictionaries({"num_bits": VALUES}, optional={"group_size": VALUES})},
+                optional={"targets": VALUES},
+            ),
+            max_size=2,
+        ),
+    ),
+}  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.fixed_dictionaries({"quant_method": st.sampled_from(METHODS)}, optional=QUANTISED))
+def test_quantised_weights_are_no_larger_than_plain_ones_or_refused(section: dict[str, object]) -> None:
+    entry = shipped_models()["llama-3.1-8b"]["config"]
+    assert isinstance(entry, dict)
+    try:
+        model = model_from_config({**entry, "quantization_config": section}, "fuzzed", "config.json")
+    except KVTerraceError as error:
+        one_line(error, "config.json: quantization_config: ")
+        return
+    assert 0 < model.weights_nbytes <= 2.2 * model.params  # 16 bits, and scales
+    assert model.nbytes_per_token() in {65_536, 131_072}
+
+
 MACHINE_FIELDS = [
     "count",
     "gb_per_s",

@@ -13,7 +13,7 @@ from kvterrace.planner.fields import Fields
 __all__ = ["checkpoint_kv_dtype", "weight_nbytes"]
 
 _MXFP4_BITS = 4.25  # 32 elements of 4 bits share a scale of 8: OCP Microscaling Formats 1.0
-_NVFP4_BITS = 4.5  # 16 elements share a scale of 8: NVIDIA Blackwell
+_MODELOPT_BITS = {"FP8": 8.0, "NVFP4": 4.5}  # NVFP4: 16 elements share a scale of 8
 #: 64 elements of 4 bits share a scale of 32, or of 8.127 with scales quantised in turn: QLoRA, arXiv 2305.14314.
 _NF4_BITS, _NF4_DOUBLE_BITS = 4.5, 4.127
 #: Scales and zeros of groups of 128 weights: about 4 %.
@@ -40,10 +40,13 @@ def weight_nbytes(section: Fields, plain: float) -> tuple[float, float]:
         bits = (_NF4_DOUBLE_BITS if double else _NF4_BITS) if four else 8.0
     elif method == "compressed-tensors":
         bits = _compressed_bits(section)
-    elif method == "modelopt" and section.value("quant_algo") in {"FP8", "NVFP4"}:
-        _refuse_plain_parts(section, "ignore")
-        _refuse_plain_parts(section, "exclude_modules")
-        bits = 8.0 if section.value("quant_algo") == "FP8" else _NVFP4_BITS
+    elif method == "modelopt":
+        algorithm = section.text("quant_algo")
+        if algorithm not in _MODELOPT_BITS:
+            _ask(section, "quant_algo", repr(algorithm))
+        for name in ("ignore", "exclude_modules"):
+            _refuse_plain_parts(section, name)
+        bits = _MODELOPT_BITS[algorithm]
     else:
         _ask(section, "quant_method", repr(method))
     return bits / 8, bits / 8
@@ -79,11 +82,13 @@ def _compressed_bits(section: Fields) -> float:
     bits, size = weights.count("num_bits"), weights.value("group_size")
     if bits > 16:
         weights.refuse("num_bits", f"{bits}: more bits than the weights had before they were quantised")
-    return bits + 16 / size if isinstance(size, int) and size > 0 else float(bits)
+    if not isinstance(size, int) or size in {0, -1}:  # one scale for a column or all
+        return float(bits)
+    return bits + 16 / weights.count("group_size", least=16)
 
 
 def _refuse_plain_parts(section: Fields, name: str) -> None:
-    others = [str(one) for one in section.items(name) if one not in _STAY_PLAIN]
+    others = [str(one) for one in section.items(name) if str(one) not in _STAY_PLAIN]
     if others:
         _ask(section, name, f"{others[0]!r} and such stay as they were")
 
