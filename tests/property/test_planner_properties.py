@@ -117,7 +117,7 @@ QUANTISED = {
 }  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.fixed_dictionaries({"quant_method": st.sampled_from(METHODS)}, optional=QUANTISED))
 def test_quantised_weights_are_no_larger_than_plain_ones_or_refused(section: dict[str, object]) -> None:
     entry = shipped_models()["llama-3.1-8b"]["config"]

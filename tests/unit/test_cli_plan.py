@@ -218,6 +218,18 @@ def test_a_machine_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert made[".paths[1].bytes_per_s"] == pytest.approx(3e9)
 
 
+def test_machine_files_of_the_reference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    reference = (Path(__file__).parent.parent.parent / "docs" / "reference" / "plan.md").read_text()
+    files = re.findall(r"```toml\n(.*?)```", reference, re.DOTALL)
+    made = []
+    for text in files:
+        (tmp_path / "own.toml").write_text(text)
+        own = planned(capsys, "--model", "llama-3.1-8b", "--context", "32k", "--hardware", str(tmp_path / "own.toml"))
+        made.append(dict(flat(own))[".cost.price_usd"])
+    # 8x-h100 with eight drives in place of four; and the one that is written out, part by part.
+    assert made == [314_400 + 4 * 1100, 12_000 + 2 * 28_000 + 5000 + 4 * 500]
+
+
 def test_a_known_machine_with_changes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     own = tmp_path / "more.toml"
     own.write_text('use = "8x-h100"\nssd = { count = 8 }\n[dram]\ncapacity_gib = 512\n')
