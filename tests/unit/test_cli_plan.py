@@ -84,6 +84,14 @@ def test_tables_begin_with_the_verdict(capsys: pytest.CaptureFixture[str]) -> No
     assert "40 GiB = 42.9 GB" in shown
 
 
+def test_what_a_step_reads_of_active_kv(capsys: pytest.CaptureFixture[str]) -> None:
+    dense = run(capsys, "--model", "deepseek-v3", "--context", "128k", "--hardware", "8x-h200")
+    assert "all of it is read at each step" in dense
+    # Of 131,072 tokens 2,048 latents of 576 elements, and all index keys of 128: 19.5 % of 131,072 x 704.
+    chosen = run(capsys, "--model", "deepseek-v3.2", "--context", "128k", "--hardware", "8x-h200")
+    assert "the model reads 19.5 % of it at each step" in chosen
+
+
 def test_explain_shows_units(capsys: pytest.CaptureFixture[str]) -> None:
     shown = run(capsys, *GOLDEN_ARGUMENTS["llama-128k"], "--explain")
     assert "80 x (8 x (128 + 128)) x 2\n" in shown

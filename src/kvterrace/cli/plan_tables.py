@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from rich.console import Console
 from rich.table import Table
 
 from kvterrace.cli.tables import count, safe, stdout, table
-from kvterrace.planner.compare import Side
+from kvterrace.planner.compare import Side, side_rows
 from kvterrace.planner.decode import HotHit
 from kvterrace.planner.explain import steps
 from kvterrace.planner.ladder import Point
@@ -38,17 +36,8 @@ def show_plan(plan: Plan) -> None:
 def show_sides(one: Side, other: Side) -> None:
     """Two machines side by side."""
     made = table("two machines, one load", "", f">{safe(one.machine)}", f">{safe(other.machine)}")
-    rows: list[tuple[str, Callable[[Side], str]]] = [
-        ("price", lambda side: usd(side.price_usd)),
-        ("accelerators", lambda side: f"{side.accelerators}"),
-        ("sequences that HBM holds", lambda side: f"{side.holds:,}"),
-        ("first token, prompt computed", lambda side: duration(side.ttft_computed_s)),
-        ("first token, prompt loaded", _loaded),
-        ("token, exact", lambda side: _from(side.tpot_exact_s, side.decodes_from)),
-        ("token, sparse", lambda side: _from(side.tpot_sparse_s, side.decodes_from)),
-    ]
-    for name, shown in rows:
-        made.add_row(name, shown(one), shown(other))
+    for row in side_rows(one, other):
+        made.add_row(*row)
     stdout().print(made)
     if one.price_usd and other.price_usd:
         stdout().print(f"price: {one.price_usd / other.price_usd:.2f} of {safe(other.machine)}'s", soft_wrap=True)
@@ -64,14 +53,6 @@ def show_steps(plan: Plan) -> None:
         out.print(f"       = {safe(step.shown)}    ({safe(step.source)})", soft_wrap=True)
 
 
-def _loaded(side: Side) -> str:
-    return "" if side.ttft_loaded_s is None else f"{duration(side.ttft_loaded_s)} ({side.loaded_from})"
-
-
-def _from(seconds: float | None, source: str) -> str:
-    return "impossible" if seconds is None else f"{duration(seconds)} ({source})"
-
-
 def _kv_table(plan: Plan) -> Table:
     setup, budget = plan.setup, plan.budget
     model, load, parallel = setup.model, setup.workload, setup.parallel
@@ -83,11 +64,13 @@ def _kv_table(plan: Plan) -> Table:
     sequence = model.sequence_nbytes(load.context_tokens)
     stages = [model.sequence_nbytes(load.context_tokens, parallel.tp, one) for one in model.stages(parallel.pp)]
     where = f"tp {parallel.tp}, pp {parallel.pp}, {budget.instances} instance{'' if budget.instances == 1 else 's'}"
+    part = plan.decoding.read_nbytes / plan.decoding.active_nbytes if plan.decoding.active_nbytes else 1.0
+    reads = f"the model reads {share(part)} of it at each step" if part < 1 else "all of it is read at each step"
     rows += [
         (f"KV of a sequence of {load.context_tokens:,} tokens", sequence, "one copy"),
         ("  on a rank", max(stages), where if min(stages) == max(stages) else f"{where}; least {gib(min(stages))}"),
         (f"KV of {count(load.concurrency, 'sequence')}", plan.total_nbytes, "active + idle"),
-        ("  active: of those that run", plan.active_nbytes, "dense attention reads all of it at each step"),
+        ("  active: of those that run", plan.active_nbytes, reads),
         ("  idle", plan.idle_nbytes, "kept for reuse, on any tier"),
     ]
     made_split = ", ".join(f"{name} {gib(nbytes)}" for name, nbytes in plan.split.items())

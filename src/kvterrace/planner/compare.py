@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvterrace.planner.plan import Plan
+from kvterrace.planner.units import duration, usd
 
-__all__ = ["Side", "side_of"]
+__all__ = ["Side", "side_of", "side_rows"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +66,20 @@ def side_of(plan: Plan) -> Side:
         sparse,
         source,
     )
+
+
+def side_rows(*sides: Side) -> list[tuple[str, ...]]:
+    """For people: a name, and the figure of each side."""
+
+    def shown(seconds: float | None, source: str | None) -> str:
+        return "impossible" if seconds is None else f"{duration(seconds)} ({source})"
+
+    return [
+        ("price", *(usd(one.price_usd) for one in sides)),
+        ("accelerators", *(f"{one.accelerators}" for one in sides)),
+        ("sequences that HBM holds", *(f"{one.holds:,}" for one in sides)),
+        ("first token, prompt computed", *(duration(one.ttft_computed_s) for one in sides)),
+        ("first token, prompt loaded", *(shown(one.ttft_loaded_s, one.loaded_from) for one in sides)),
+        ("token, exact", *(shown(one.tpot_exact_s, one.decodes_from) for one in sides)),
+        ("token, sparse", *(shown(one.tpot_sparse_s, one.decodes_from) for one in sides)),
+    ]

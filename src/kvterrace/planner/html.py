@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from html import escape
 
 from kvterrace import __version__
-from kvterrace.planner.compare import side_of
+from kvterrace.planner.compare import side_of, side_rows
 from kvterrace.planner.explain import steps
 from kvterrace.planner.plan import Plan
 from kvterrace.planner.svg import Series, bars, lines
-from kvterrace.planner.units import bandwidth, duration, gb, gib, share, usd
+from kvterrace.planner.units import bandwidth, duration, gb, gib, share
 from kvterrace.planner.verdict import verdict_lines
 
 __all__ = ["plan_html"]
@@ -133,22 +133,7 @@ def _wear(plan: Plan) -> str:
 
 def _side_rows(plan: Plan, other: Plan) -> list[tuple[str, ...]]:
     sides = side_of(plan), side_of(other)
-
-    def row(name: str, *cells: str) -> tuple[str, ...]:
-        return (name, *cells)
-
-    def shown(seconds: float | None) -> str:
-        return "impossible" if seconds is None else duration(seconds)
-
-    return [
-        row("", *(one.machine for one in sides)),
-        row("price", *(usd(one.price_usd) for one in sides)),
-        row("sequences that HBM holds", *(f"{one.holds:,}" for one in sides)),
-        row("first token, prompt computed", *(duration(one.ttft_computed_s) for one in sides)),
-        row("first token, prompt loaded", *(shown(one.ttft_loaded_s) for one in sides)),
-        row("token, exact", *(shown(one.tpot_exact_s) for one in sides)),
-        row("token, sparse", *(shown(one.tpot_sparse_s) for one in sides)),
-    ]
+    return [("", *(one.machine for one in sides)), *side_rows(*sides)]
 
 
 def _arithmetic(plan: Plan) -> str:
