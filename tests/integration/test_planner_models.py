@@ -118,6 +118,13 @@ SPECIAL: list[tuple[str, Mapping[str, object]]] = [
     ),
     ("bamba", {**MAMBA2, "attn_layer_indices": [1]}),
     ("granitemoehybrid", {**MAMBA2, "num_local_experts": 4, "layer_types": ["linear_attention", "full_attention"] * 2}),
+    (
+        "zamba2",
+        {
+            "head_dim": None, "n_mamba_heads": 8, "mamba_d_state": 4, "num_mem_blocks": 2, "num_key_value_heads": 4,
+            "layers_block_type": ["linear_attention", "hybrid"] * 2,
+        },
+    ),
     ("falcon_h1", {**MAMBA2, "mamba_d_ssm": 64}),
     (
         "nemotron_h",

@@ -173,6 +173,14 @@ ZOO: dict[str, tuple[int, float | None, dict[str, object]]] = {
         256, "hidden_size": 2560, "intermediate_size": 15360, "lru_width": 2560, "num_attention_heads": 10,
         "num_hidden_layers": 26, "num_key_value_heads": 1, "vocab_size": 256000, "partial_rotary_factor": 0.5,
         "block_types": ["recurrent", "recurrent", "attention"], "torch_dtype": "bfloat16"}),
+    "zamba2-7b": (13 * 2 * 32 * 224 * 2, 7.36, {"model_type": "zamba2", "hidden_size": 3584, "num_hidden_layers":
+        81, "num_attention_heads": 32, "num_key_value_heads": 32, "attention_head_dim": 224,
+        "attention_hidden_size": 7168, "kv_channels": 112, "num_query_groups": 32, "intermediate_size": 14336,
+        "mamba_d_conv": 4, "mamba_d_state": 64, "mamba_expand": 2, "mamba_headdim": 64, "mamba_ngroups": 2,
+        "n_mamba_heads": 112, "num_mem_blocks": 2, "adapter_rank": 128, "use_shared_attention_adapter": False,
+        "use_mem_rope": True, "hybrid_layer_ids": [6, 11, 17, 23, 29, 35, 41, 47, 53, 59, 65, 71, 77],
+        "vocab_size": 32000, "layers_block_type": ["hybrid" if i in (6, 11, 17, 23, 29, 35, 41, 47, 53, 59, 65,
+        71, 77) else "mamba" for i in range(81)], "torch_dtype": "bfloat16"}),
     "exaone-4-32b": (64 * 2 * 8 * 128 * 2, 32, {"model_type": "exaone4", "hidden_size": 5120, "intermediate_size":
         27392, "num_attention_heads": 40, "num_hidden_layers": 64, "num_key_value_heads": 8, "head_dim": 128,
         "sliding_window": 4096, "sliding_window_pattern": "LLLG", "layer_types": ["sliding_attention",

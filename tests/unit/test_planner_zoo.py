@@ -59,6 +59,7 @@ STATES = {
     "bamba-9b": 29 * (128 * 64 * 128 * 4 + 4 * (8192 + 2 * 128) * 2),
     "granite-4-h-small": 36 * (128 * 64 * 128 * 4 + 4 * (8192 + 2 * 128) * 2),
     "falcon-h1-7b": 44 * (24 * 128 * 256 * 4 + 4 * (3072 + 2 * 256) * 2),
+    "zamba2-7b": 81 * (112 * 64 * 64 * 4 + 4 * (112 * 64 + 2 * 2 * 64) * 2),
     "lfm2-1.2b": 10 * 3 * 2048 * 2,
     "recurrentgemma-2b": 18 * (2560 * 4 + 3 * 2560 * 2),
 }
@@ -96,7 +97,7 @@ def test_ranks_over_which_heads_are_not_divided(name: str, tp: int) -> None:
 
 @pytest.mark.parametrize(
     "family",
-    ["t5", "whisper", "bert", "rwkv", "zamba2", "mllama_text_model", "step3_text", "nemotron-nas", "dbrx", "mpt",
+    ["t5", "whisper", "bert", "rwkv", "zamba", "mllama_text_model", "step3_text", "nemotron-nas", "dbrx", "mpt",
      "hunyuan", "gpt_neo", "phi3small", "minicpm3"],
 )  # fmt: skip
 def test_families_that_are_not_known_are_refused(family: str) -> None:

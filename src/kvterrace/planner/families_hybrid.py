@@ -246,6 +246,35 @@ def _lfm2(fields: Fields, shape: Shape) -> _Layers:
     return _with_all(fields, shape, _build(fields, shape, kinds, made)), []
 
 
+def _zamba2(fields: Fields, shape: Shape) -> _Layers:
+    """Zamba2 (arXiv 2411.15242): Mamba-2 layers; before some of them a transformer block of twice the width, of which
+    there are few, used in turn. Each use has KV of its own.
+    """
+    kinds = [str(one) for one in fields.items("layers_block_type")]
+    if len(kinds) != shape.layers:
+        fields.refuse("layers_block_type", f"names {len(kinds)} layers of {shape.layers}")
+    for name in ("hybrid_layer_ids", "kv_channels", "num_query_groups", "attention_hidden_size"):
+        fields.value(name)  # follow from the others
+    wide, inner = 2 * shape.hidden, fields.count("intermediate_size", default=4 * shape.hidden)
+    dim = fields.count("attention_head_dim", default=max(1, wide // shape.heads))
+    kv_heads = fields.count("num_key_value_heads", default=shape.heads)
+    block = wide * dim * (shape.heads + 2 * kv_heads) + shape.heads * dim * shape.hidden + 3 * shape.hidden * inner
+    rank = fields.count("adapter_rank", default=128)
+    own = shape.hidden * shape.hidden + rank * (shape.hidden + 2 * inner)
+    if fields.flag("use_shared_attention_adapter", default=False):
+        own += 6 * rank * wide
+    blocks, uses = fields.count("num_mem_blocks", default=1), max(1, kinds.count("hybrid"))
+    state, full = _mamba2(fields, shape), attention_layer(shape, kv_heads, dim, dim, "full attention")
+    both = replace(
+        full, kind="full attention and Mamba-2 state", state=state.state, conv=state.conv,
+        state_nbytes_per_element=state.state_nbytes_per_element,
+        params=state.params + own + blocks * block // uses, active_params=state.params + own + block,
+    )  # fmt: skip
+    made: dict[str, Callable[[], Layer]] = {name: lambda: state for name in _RECURRENT}
+    made["hybrid"] = lambda: both
+    return _build(fields, shape, kinds, made), []
+
+
 def _pure_mamba(fields: Fields, shape: Shape) -> _Layers:
     return [_mamba(fields, shape)] * shape.layers, []
 
@@ -270,6 +299,7 @@ HYBRID: Mapping[str, Callable[[Fields, Shape], _Layers]] = MappingProxyType(
         "recurrent_gemma": _recurrent_gemma,
         "lfm2": _lfm2,
         "lfm2_moe": _lfm2,
+        "zamba2": _zamba2,
         "mamba": _pure_mamba,
         "falcon_mamba": _pure_mamba,
         "mamba2": _pure_mamba2,

@@ -85,6 +85,7 @@ DEFAULTS: dict[str, dict[str, object]] = {
     "bloom": {"tie_word_embeddings": True},
     "recurrent_gemma": {"tie_word_embeddings": True},
     "lfm2": {"tie_word_embeddings": True},
+    "zamba2": {"tie_word_embeddings": True},
     "gpt_bigcode": {"multi_query": True, "tie_word_embeddings": True},
     "falcon": {"multi_query": True, "tie_word_embeddings": True},
 }  # fmt: skip
