@@ -33,9 +33,10 @@ class Chains:
     """Blocks numbered from 0 in the order they were added, in pieces that each follow on one block. 8 B a block."""
 
     def __init__(self) -> None:
-        self._firsts: list[int] = []
-        self._afters: list[int] = []
-        self._depths: list[int] = []
+        self._firsts: list[int] = []  # by piece: number of its first block,
+        self._ups: list[int] = []  # the piece that it follows on, -1: the root,
+        self._up_counts: list[int] = []  # the blocks of that one up to there,
+        self._depths: list[int] = []  # place of its first block in its chain,
         self._ids: list[_Int64s] = []
         self._count = 0
 
@@ -43,53 +44,64 @@ class Chains:
         return self._count
 
     def add(self, after: int, ids: _Int64s) -> int:
-        """Consecutive blocks with these ids, behind the block `after` (-1: at the root); returns the last's number."""
-        if not -1 <= after < self._count:
-            raise IndexError(f"blocks follow on block {after}, of {self._count}")
+        """Consecutive blocks with these ids, behind the block `after` (-1: at the root); returns the last's number.
+
+        Raises:
+            IndexError: there is no block `after`.
+        """
+        up, count = self._place(after)
         if len(ids):
             self._firsts.append(self._count)
-            self._afters.append(after)
-            self._depths.append(self.depth(after) + 1)
+            self._ups.append(up)
+            self._up_counts.append(count)
+            self._depths.append(self._depths[up] + count if count else 0)
             self._ids.append(ids)
             self._count += len(ids)
         return self._count - 1 if len(ids) else after
 
-    def _piece(self, number: int) -> int:
+    def _place(self, number: int) -> tuple[int, int]:
+        """The piece of a block, and the blocks of that piece up to it; -1 and 0 for -1, the root."""
+        if number == -1:
+            return -1, 0
         if not 0 <= number < self._count:
-            raise IndexError(f"block {number} of {self._count}")
-        return bisect_right(self._firsts, number) - 1
+            raise IndexError(f"block {number}, of {self._count}")
+        piece = bisect_right(self._firsts, number) - 1
+        return piece, number - self._firsts[piece] + 1
 
     def depth(self, number: int) -> int:
         """Place of a block in its chain, from 0; of -1, the root, -1."""
-        if number == -1:
-            return -1
-        piece = self._piece(number)
-        return self._depths[piece] + number - self._firsts[piece]
+        piece, count = self._place(number)
+        return self._depths[piece] + count - 1 if count else -1
 
     def id_at(self, tip: int, depth: int) -> int:
         """Id of the block at `depth` of the chain that ends in `tip`."""
-        piece = self._piece(tip)
+        piece, _ = self._place(tip)
         while self._depths[piece] > depth:
-            piece = self._piece(self._afters[piece])
+            piece = self._ups[piece]
         return int(self._ids[piece][depth - self._depths[piece]])
 
     def ids(self, tip: int) -> _Int64s:
-        """Ids of the chain that ends in `tip`, from the root on; none for -1."""
-        return self._along(tip, lambda piece, count: self._ids[piece][:count])
+        """Ids of the chain that ends in `tip`, from the root on; none for -1. Not to be changed."""
+        return _joined([self._ids[piece][:count] for piece, count in self._along(tip)])
 
     def numbers(self, tip: int) -> _Int64s:
         """The same as numbers."""
-        return self._along(tip, lambda piece, count: self._firsts[piece] + np.arange(count, dtype=np.int64))
+        return _joined([np.arange(self._firsts[one], self._firsts[one] + count) for one, count in self._along(tip)])
 
-    def _along(self, tip: int, part: Callable[[int, int], _Int64s]) -> _Int64s:
+    def _along(self, tip: int) -> list[tuple[int, int]]:
+        """The pieces of the chain that ends in `tip`, from the root on, and how many blocks of each are of it."""
+        piece, count = self._place(tip)
         parts = []
-        while tip != -1:
-            piece = self._piece(tip)
-            parts.append(part(piece, tip - self._firsts[piece] + 1))
-            tip = self._afters[piece]
-        if len(parts) == 1:
-            return parts[0]
-        return np.concatenate(parts[::-1]) if parts else np.zeros(0, np.int64)
+        while count:
+            parts.append((piece, count))
+            piece, count = self._ups[piece], self._up_counts[piece]
+        return parts[::-1]
+
+
+def _joined(parts: list[_Int64s]) -> _Int64s:
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
 
 class IdChains(Chains):
@@ -98,6 +110,10 @@ class IdChains(Chains):
     def __init__(self) -> None:
         super().__init__()
         self._numbers: dict[Hashable, int] = {}
+
+    def number_of(self, block_id: int) -> int:
+        """Number of a block by its id. Raises KeyError: it is not known."""
+        return self._numbers[block_id]
 
     def enter(self, ids: _Int64s) -> tuple[int, int]:
         """Number of the last block of a chain, and how many of its blocks were known before (all others are new).
