@@ -24,14 +24,17 @@ __all__ = ["read_recorded"]
 
 #: Requests that a later put may still belong to.
 _OPEN_REQUESTS = 1 << 16
+#: A transfer that begins later than this after the last one of a request is another request's.
+_GAP_S = 30.0
 _TIERS = frozenset({"device", "dram", "cxl", "ssd", "remote"})
 
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """A request as far as it is known. Blocks by number; `tokens` and `session` are 0 and -1 where not known."""
+    """A request as far as it is known. Blocks by number. `ended_s`: when its last transfer had ended."""
 
     at_s: float
+    ended_s: float
     tip: int
     stop: int
     block_tokens: int = 0
@@ -44,7 +47,9 @@ class _Request:
 
 
 class _Open:
-    """Requests by the block at which they may go on; of several that wait at one, the oldest goes on first."""
+    """Requests by the block at which they may go on. Of several that wait at one, the last that came goes on: those
+    before it may have ended long ago.
+    """
 
     def __init__(self) -> None:
         self._waiting: dict[tuple[str, int], deque[_Request]] = {}
@@ -54,16 +59,29 @@ class _Open:
         self._waiting.setdefault(place, deque()).append(request)
         self._order.append(place)
         while len(self._order) > _OPEN_REQUESTS:
-            self.take(self._order.popleft())
+            oldest = self._order.popleft()
+            if waiting := self._waiting.get(oldest):
+                waiting.popleft()
+                self._tidy(oldest)
 
-    def take(self, place: tuple[str, int]) -> _Request | None:
+    def take(self, place: tuple[str, int], found: _Request) -> _Request | None:
+        """The request that `found`, a transfer that begins at `place`, goes on with."""
         waiting = self._waiting.get(place)
         if waiting is None:
             return None
-        request = waiting.popleft()
-        if not waiting:
+        for at in range(len(waiting) - 1, -1, -1):
+            one = waiting[at]
+            if found.at_s - one.ended_s > _GAP_S:
+                return None
+            if one.session == found.session or -1 in (one.session, found.session):
+                del waiting[at]
+                self._tidy(place)
+                return one
+        return None
+
+    def _tidy(self, place: tuple[str, int]) -> None:
+        if not self._waiting[place]:
             del self._waiting[place]
-        return request
 
 
 class _Reading:
@@ -117,7 +135,9 @@ class _Reading:
         tip = -1 if row["stop"] == 0 else self._number(row["tip"])
         if self.chains.depth(tip) != row["stop"] - 1:
             raise ValueError(f"block {row['tip']} does not end a chain of {row['stop']}")
-        return _Request(row["t"] + self._shift_s, tip, row["stop"], self._block_tokens[row["ns"]], session)
+        at_s = row["t"] + self._shift_s
+        ended_s = at_s + row.get("took", 0.0)
+        return _Request(at_s, ended_s, tip, row["stop"], self._block_tokens[row["ns"]], session)
 
     def _whole(self, row: dict[str, Any]) -> _Request:
         request = self._new(row)
@@ -132,7 +152,7 @@ class _Reading:
             return  # a read of further layers of blocks that another row has
         found = self._new(row)
         start, stop = row["start"], row["stop"]
-        request = self._open.take(("behind", self.chains.id_at(found.tip, start - 1))) if start else None
+        request = self._open.take(("behind", self.chains.id_at(found.tip, start - 1)), found) if start else None
         request = self._go_on(request, found)
         hits = _leading(row["ended"], _TIERS)
         if start + hits < stop:
@@ -145,9 +165,9 @@ class _Reading:
         at = row["start"] + _leading(row["ended"], {"present"})
         request = None
         if at < row["stop"]:
-            request = self._open.take(("from", self.chains.id_at(found.tip, at)))
+            request = self._open.take(("from", self.chains.id_at(found.tip, at)), found)
         if request is None and at:
-            request = self._open.take(("behind", self.chains.id_at(found.tip, at - 1)))
+            request = self._open.take(("behind", self.chains.id_at(found.tip, at - 1)), found)
         request = self._go_on(request, found)
         self._open.offer(("behind", self.chains.id_at(found.tip, row["stop"] - 1)), request)
 
@@ -155,6 +175,7 @@ class _Reading:
         if request is None:
             self.requests.append(found)
             return found
+        request.ended_s = max(request.ended_s, found.ended_s)
         if found.stop > request.stop:
             request.tip, request.stop = found.tip, found.stop
         if request.session == -1:
