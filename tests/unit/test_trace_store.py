@@ -254,3 +254,21 @@ def test_a_row_that_cannot_be_is_named(tmp_path: Path, row: dict[str, Any]) -> N
     path.write_bytes(b"".join(map(line, [*rows, row])))
     with pytest.raises(ConfigError, match="line 4"):
         list(read_trace(path))
+
+
+def test_what_comes_much_later_is_another_request(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    put_row = {"op": "put", "took": 1.0, "ns": 0, "ended": [["stored", 1]]}
+    rows = [
+        header(recording="r", number=0, began_unix_s=5),
+        {"op": "namespace", "ns": 0, "block_tokens": 16},
+        {"op": "blocks", "first": 0, "after": -1, "ids": "".join(f"{one:02x}{'00' * 7}" for one in (7, 8, 9, 10))},
+        {**put_row, "t": 10.0, "tip": 0, "start": 0, "stop": 1, "seq": "aa"},
+        {**put_row, "t": 40.5, "tip": 1, "start": 1, "stop": 2, "seq": "aa"},
+        {**put_row, "t": 41.0, "tip": 2, "start": 2, "stop": 3, "seq": "bb"},
+        {**put_row, "t": 72.0, "tip": 2, "start": 2, "stop": 3},
+        {**put_row, "t": 80.0, "tip": 3, "start": 3, "stop": 4, "seq": "aa"},
+    ]
+    path.write_bytes(b"".join(map(line, rows)))
+    found = [(one.at_s, one.ids.tolist(), one.session) for one in read_trace(path)]
+    assert found == [(10.0, [7, 8], 0), (41.0, [7, 8, 9], 1), (72.0, [7, 8, 9, 10], 0)]

@@ -125,7 +125,8 @@ def _enter(chains: IdChains, request: TraceRequest, number: int) -> tuple[int, i
 
 def _runs(ids: npt.NDArray[np.int64]) -> list[int]:
     """Ids as first, count, first, count, ...."""
-    starts = np.append(0, np.flatnonzero(np.diff(ids) != 1) + 1)
+    # what ascends by one does not go round from the largest number to the least
+    starts = np.append(0, np.flatnonzero((np.diff(ids) != 1) | (ids[1:] < ids[:-1])) + 1)
     counts = np.diff(starts, append=len(ids))
     runs: list[int] = np.stack([ids[starts], counts], axis=1).reshape(-1).tolist()
     return runs

@@ -199,7 +199,7 @@ def _ids_of(row: dict[str, Any]) -> npt.NDArray[np.int64]:
         return hashed & np.int64(2**63 - 1)
     runs = row["runs"]
     pairs = zip(runs[::2], runs[1::2], strict=True)
-    return np.concatenate([np.arange(first, first + count, dtype=np.int64) for first, count in pairs])
+    return np.concatenate([first + np.arange(count, dtype=np.int64) for first, count in pairs])
 
 
 def read_recorded(path: Path) -> Iterator[TraceRequest]:
