@@ -73,3 +73,13 @@ def test_a_trace_comes_back_and_a_cut_one_in_part(requests: list[TraceRequest], 
         assert [fields(one) for one in part] == [fields(one) for one in requests[: len(part)]]
         if cut == len(everything):
             assert len(part) == len(requests)
+
+
+def test_runs_do_not_go_round() -> None:
+    most, least = 2**63 - 1, -(2**63)
+    request = TraceRequest(0.0, np.array([most - 1, most, least, least + 1], np.int64))
+    lines = b"".join(text for _, text in write_trace([request], 16, origin="test"))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "t.jsonl"
+        path.write_bytes(lines)
+        assert [one.ids.tolist() for one in read_trace(path)] == [request.ids.tolist()]
