@@ -182,7 +182,7 @@ def test_a_store_that_cannot_be_opened_gives_the_folder_back(tmp_path: Path) -> 
 def test_a_recorder_that_fails_does_not_fail_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = TraceRecorder(tmp_path / "trace")
     with opened(tmp_path / "kv", trace=recorder) as store:
-        monkeypatch.setattr("kvterrace.tracing.recorder.Rows.transfer", lambda *_: 1 / 0)
+        monkeypatch.setattr("kvterrace.tracing.recorder.Rows.transfer", lambda *_, **__: 1 / 0)
         stored(store, chain_of(1, 3))
         recorder.drain()
         assert "division" in recorder.stats().stopped

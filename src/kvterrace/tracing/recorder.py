@@ -18,9 +18,10 @@ from kvterrace.config import is_whole, parse_nbytes
 from kvterrace.engine.transfers import Transfer
 from kvterrace.errors import ConfigError
 from kvterrace.keys import KEY_NBYTES, KeyChain
+from kvterrace.layout import KVLayout
 from kvterrace.tracing.files import header, line, pack
 from kvterrace.tracing.ring import Ring
-from kvterrace.tracing.rows import Rows, Sampling
+from kvterrace.tracing.rows import Rows, Sampling, how_it_ended
 from kvterrace.types import Tier
 
 __all__ = ["TraceRecorder", "TraceStats"]
@@ -85,6 +86,7 @@ class TraceRecorder:
         self._clock: Clock = SystemClock()
         self._ring: Ring | None = None
         self._queue: deque[tuple[Any, ...]] = deque()
+        self._layouts: dict[bytes, KVLayout] = {}  # by digest of the namespace
         self._came_blocks = 0  # written by the store's thread alone
         self._done_blocks = 0  # written by who drains alone
         self._lost = 0
@@ -124,28 +126,58 @@ class TraceRecorder:
         return TraceStats(self._rows_before + self._rows.rows, self._lost, ring.nbytes, self._stopped)
 
     # -- what the store tells, under its lock --------------------------------------------------------------------------
+    # What is queued is bytes, numbers and text alone: nothing that the garbage collector looks through as long as it
+    # waits.
 
     def transferred(self, transfer: Transfer, ended_s: float) -> None:
-        if transfer.chain is not None:
-            self._queue_up(len(transfer.chain), (Rows.transfer, transfer, ended_s))
+        chain = transfer.chain
+        if chain is None or self._is_full():
+            return
+        namespace, layers = chain.namespace, transfer.layers
+        if namespace.digest not in self._layouts:
+            self._layouts[namespace.digest] = namespace.layout
+        span = None if layers is None else (layers.start, layers.stop)
+        self._queue_up(
+            len(chain),
+            (
+                transfer.kind.value,
+                namespace.digest,
+                chain.data,
+                transfer.start,
+                transfer.stop,
+                transfer.sequence,
+                span,
+                how_it_ended(transfer),
+                transfer.submitted_s,
+                ended_s,
+            ),
+        )
 
     def touched(self, chain: KeyChain, scores: np.ndarray | None, now_s: float) -> None:
-        self._queue_up(len(chain), (Rows.touch, chain, scores, now_s))
+        if not self._is_full():
+            self._queue_up(len(chain), ("touch", chain.data, scores, now_s))
 
     def invalidated(self, chain: KeyChain, start: int, now_s: float) -> None:
-        self._queue_up(len(chain), (Rows.invalidate, chain, start, now_s))
+        if not self._is_full():
+            self._queue_up(len(chain), ("invalidate", chain.data, start, now_s))
 
     def entered(self, tier: Tier, keys: bytes) -> None:
-        self._queue_up(len(keys) // KEY_NBYTES, (Rows.move, "enter", tier, keys, self._clock.monotonic_s()))
+        if not self._is_full():
+            self._queue_up(len(keys) // KEY_NBYTES, ("enter", tier.name.lower(), keys, self._clock.monotonic_s()))
 
     def left(self, tier: Tier, keys: bytes) -> None:
-        self._queue_up(len(keys) // KEY_NBYTES, (Rows.move, "leave", tier, keys, self._clock.monotonic_s()))
+        if not self._is_full():
+            self._queue_up(len(keys) // KEY_NBYTES, ("leave", tier.name.lower(), keys, self._clock.monotonic_s()))
 
-    def _queue_up(self, blocks: int, event: tuple[Any, ...]) -> None:
+    def _is_full(self) -> bool:
+        """Whether this event is lost."""
         full = len(self._queue) >= _QUEUED_EVENTS or self._came_blocks - self._done_blocks > _QUEUED_BLOCKS
         if full or self._stopped:
             self._lost += 1
-            return
+            return True
+        return False
+
+    def _queue_up(self, blocks: int, event: tuple[Any, ...]) -> None:
         self._came_blocks += blocks
         self._queue.append((blocks, *event))
 
@@ -186,11 +218,11 @@ class TraceRecorder:
 
     def _drain(self) -> None:
         while self._queue:
-            blocks, make, *event = self._queue.popleft()
+            blocks, op, *event = self._queue.popleft()
             if self._rows.named >= _NAMED_BLOCKS:
                 self._write()
                 self._next_file()
-            make(self._rows, *event)
+            self._add(op, event)
             self._done_blocks += blocks
             if self._rows.nbytes >= min(_MEMBER_NBYTES, self._cap_nbytes // 16):
                 self._write()
@@ -204,6 +236,31 @@ class TraceRecorder:
             self._since_s = now_s
         elif now_s - self._since_s >= _MEMBER_S:
             self._write()
+
+    def _add(self, op: str, event: list[Any]) -> None:
+        rows = self._rows
+        match op:
+            case "touch":
+                rows.touch(*event)
+            case "invalidate":
+                rows.invalidate(*event)
+            case "enter" | "leave":
+                rows.move(op, *event)
+            case _:
+                digest, keys, start, stop, sequence, layers, ended, submitted_s, ended_s = event
+                rows.transfer(
+                    op,
+                    digest,
+                    self._layouts[digest],
+                    keys,
+                    start,
+                    stop,
+                    sequence=sequence,
+                    layers=layers,
+                    ended=ended,
+                    submitted_s=submitted_s,
+                    ended_s=ended_s,
+                )
 
     def _write(self) -> None:
         ring = self._ring

@@ -8,19 +8,24 @@ from typing import Any
 
 import numpy as np
 
-from kvterrace.engine.transfers import Transfer, TransferKind
-from kvterrace.keys import KEY_NBYTES, KeyChain, Namespace
+from kvterrace.engine.transfers import Transfer
+from kvterrace.keys import KEY_NBYTES
+from kvterrace.layout import KVLayout
 from kvterrace.tracing.chains import named_prefix
 from kvterrace.tracing.files import line
-from kvterrace.types import GetOutcome, Hit, PutOutcome, Tier
+from kvterrace.types import Hit, Tier
 
-__all__ = ["Rows", "Sampling", "runs_of"]
+__all__ = ["Rows", "Sampling", "how_it_ended", "runs_of"]
+
+#: How consecutive blocks ended: a word, and how many.
+Ended = tuple[tuple[str, int], ...]
 
 #: Bytes of a block's key that tell it from others within one file: keys are hashes.
 _SHORT = 8
 #: Blocks that one row names at most.
 _NAMED_A_ROW = 1024
-_UNNAMED_SEQUENCE = bytes(16)
+#: Bytes of a sequence's name.
+_SEQUENCE_NBYTES = 16
 
 
 class Sampling:
@@ -38,9 +43,9 @@ class Sampling:
         """The id of a sequence, 8 bytes."""
         return blake2b(name, digest_size=8, key=self._salt, person=b"sequence").digest()
 
-    def takes(self, chain: KeyChain, sequence: bytes) -> bool:
+    def takes(self, keys: bytes, sequence: bytes) -> bool:
         """Whether this sequence is recorded; where it has no name, its chain's first key stands for it."""
-        name = sequence if sequence.strip(b"\0") else chain.key(0)[: len(_UNNAMED_SEQUENCE)]
+        name = sequence if sequence.strip(b"\0") else keys[:_SEQUENCE_NBYTES]
         chosen = blake2b(name, digest_size=8, key=self._salt, person=b"sample").digest()
         return int.from_bytes(chosen, "little") < self._bound
 
@@ -81,109 +86,139 @@ class Rows:
 
     # -- what happened -------------------------------------------------------------------------------------------------
 
-    def transfer(self, transfer: Transfer, ended_s: float) -> None:
-        """A get or put of a sampled sequence, or a prefetch of what the file has named."""
-        chain, stop = transfer.chain, transfer.stop
-        assert chain is not None
-        if transfer.start >= stop:
+    def transfer(
+        self,
+        op: str,
+        digest: bytes,
+        layout: KVLayout,
+        keys: bytes,
+        start: int,
+        stop: int,
+        *,
+        sequence: bytes,
+        layers: tuple[int, int] | None,
+        ended: Ended,
+        submitted_s: float,
+        ended_s: float,
+    ) -> None:
+        """A get or put of a sampled sequence, or a prefetch of what the file has named.
+
+        `digest` and `layout` are the namespace's, `keys` those of the chain.
+        """
+        if start >= stop:
             return
-        if transfer.kind is TransferKind.PREFETCH:
-            stop = min(stop, self._named_of(chain, stop))
-            if transfer.start >= stop:
+        if op == "prefetch":
+            stop, asked = min(stop, self._named_of(keys, stop)), stop
+            if start >= stop:
                 return
-        elif not self._sampling.takes(chain, transfer.sequence):
+            ended = _without_last(ended, asked - stop)
+        elif not self._sampling.takes(keys, sequence):
             return
         row: dict[str, Any] = {
-            "op": transfer.kind.value,
-            "t": self._at(transfer.submitted_s),
-            "took": round(ended_s - transfer.submitted_s, 6),
-            "ns": self._namespace(chain.namespace),
-            "tip": self._tip(chain, stop),
-            "start": transfer.start,
+            "op": op,
+            "t": self._at(submitted_s),
+            "took": round(ended_s - submitted_s, 6),
+            "ns": self._namespace(digest, layout),
+            "tip": self._tip(keys, stop),
+            "start": start,
             "stop": stop,
-            "ended": _ended(transfer.outcomes[: stop - transfer.start]),
+            "ended": ended,
         }
-        if transfer.sequence.strip(b"\0"):
-            row["seq"] = self._sampling.sequence(transfer.sequence).hex()
-        if transfer.layers is not None:
-            row["layers"] = [transfer.layers.start, transfer.layers.stop]
+        if sequence.strip(b"\0"):
+            row["seq"] = self._sampling.sequence(sequence).hex()
+        if layers is not None:
+            row["layers"] = layers
         self.add(row)
 
-    def touch(self, chain: KeyChain, scores: np.ndarray | None, now_s: float) -> None:
+    def touch(self, keys: bytes, scores: np.ndarray | None, now_s: float) -> None:
         """A touch, as far as the file has named the chain's blocks."""
-        if not (stop := self._named_of(chain, len(chain))):
+        if not (stop := self._named_of(keys, len(keys) // KEY_NBYTES)):
             return
-        row: dict[str, Any] = {"op": "touch", "t": self._at(now_s), "tip": self._tip(chain, stop), "stop": stop}
+        row: dict[str, Any] = {"op": "touch", "t": self._at(now_s), "tip": self._tip(keys, stop), "stop": stop}
         if scores is not None:
             row["scores"] = [float(f"{score:.4g}") for score in scores[:stop].tolist()]
         self.add(row)
 
-    def invalidate(self, chain: KeyChain, start: int, now_s: float) -> None:
+    def invalidate(self, keys: bytes, start: int, now_s: float) -> None:
         """An invalidation, as far as the file has named the chain's blocks."""
-        stop = self._named_of(chain, len(chain))
+        stop = self._named_of(keys, len(keys) // KEY_NBYTES)
         if start < stop:
-            tip = self._tip(chain, stop)
+            tip = self._tip(keys, stop)
             self.add({"op": "invalidate", "t": self._at(now_s), "tip": tip, "start": start, "stop": stop})
 
-    def move(self, op: str, tier: Tier, keys: bytes, now_s: float) -> None:
+    def move(self, op: str, tier: str, keys: bytes, now_s: float) -> None:
         """Copies came or went, of blocks that the file has named."""
         shorts = (keys[at : at + _SHORT] for at in range(0, len(keys), KEY_NBYTES))
         numbers = [number for short in shorts if (number := self._numbers.get(short)) is not None]
         if numbers:
-            self.add({"op": op, "t": self._at(now_s), "tier": tier.name.lower(), "blocks": runs_of(sorted(numbers))})
+            self.add({"op": op, "t": self._at(now_s), "tier": tier, "blocks": runs_of(sorted(numbers))})
 
     # -- names ---------------------------------------------------------------------------------------------------------
 
     def _at(self, now_s: float) -> float:
         return round(now_s - self._began_s, 6)
 
-    def _namespace(self, namespace: Namespace) -> int:
-        number = self._namespaces.get(namespace.digest)
+    def _namespace(self, digest: bytes, layout: KVLayout) -> int:
+        number = self._namespaces.get(digest)
         if number is None:
-            number = self._namespaces[namespace.digest] = len(self._namespaces)
-            layout = namespace.layout
+            number = self._namespaces[digest] = len(self._namespaces)
             row = {"op": "namespace", "ns": number, "block_tokens": layout.block_tokens}
             self.add({**row, "block_nbytes": layout.block_nbytes})
         return number
 
-    def _named_of(self, chain: KeyChain, stop: int) -> int:
-        """How many of the first `stop` blocks of `chain` the file has named."""
-        data, numbers = chain.data, self._numbers
-        return named_prefix(lambda at: data[at * KEY_NBYTES : at * KEY_NBYTES + _SHORT] in numbers, stop)
+    def _named_of(self, keys: bytes, stop: int) -> int:
+        """How many of the first `stop` blocks of a chain the file has named."""
+        numbers = self._numbers
+        return named_prefix(lambda at: keys[at * KEY_NBYTES : at * KEY_NBYTES + _SHORT] in numbers, stop)
 
-    def _tip(self, chain: KeyChain, stop: int) -> int:
-        """Number of the last of the first `stop` blocks of `chain`; all of them are named from now on."""
-        numbers, data, block = self._numbers, chain.data, self._sampling.block
-        known = self._named_of(chain, stop)
+    def _tip(self, keys: bytes, stop: int) -> int:
+        """Number of the last of the first `stop` blocks of a chain; all of them are named from now on."""
+        numbers, block = self._numbers, self._sampling.block
+        known = self._named_of(keys, stop)
         for start in range(known, stop, _NAMED_A_ROW):
             end = min(start + _NAMED_A_ROW, stop)
             first = len(numbers)
-            after = self._number(data, start - 1)
+            after = self._number(keys, start - 1)
             for number, at in enumerate(range(start * KEY_NBYTES, end * KEY_NBYTES, KEY_NBYTES), first):
-                numbers[data[at : at + _SHORT]] = number
-            ids = [block(data[at : at + KEY_NBYTES]) for at in range(start * KEY_NBYTES, end * KEY_NBYTES, KEY_NBYTES)]
+                numbers[keys[at : at + _SHORT]] = number
+            ids = [block(keys[at : at + KEY_NBYTES]) for at in range(start * KEY_NBYTES, end * KEY_NBYTES, KEY_NBYTES)]
             self.add({"op": "blocks", "first": first, "after": after, "ids": b"".join(ids).hex()})
-        return self._number(data, stop - 1)
+        return self._number(keys, stop - 1)
 
-    def _number(self, data: bytes, index: int) -> int:
-        return self._numbers[data[index * KEY_NBYTES : index * KEY_NBYTES + _SHORT]] if index >= 0 else -1
+    def _number(self, keys: bytes, index: int) -> int:
+        return self._numbers[keys[index * KEY_NBYTES : index * KEY_NBYTES + _SHORT]] if index >= 0 else -1
 
 
-def _ended(outcomes: Iterable[GetOutcome | PutOutcome]) -> list[list[str | int]]:
-    """How blocks ended, in order: [word, count], .... The word of a hit is the tier's."""
-    ended: list[list[str | int]] = []
-    last: str | None = None
+def how_it_ended(transfer: Transfer) -> Ended:
+    """How the blocks of a transfer that is done ended, in order. The word of a hit is the tier's."""
+    ended: list[tuple[str, int]] = []
+    last: Tier | type | None = None
     count = 0
-    for outcome in outcomes:
-        word = outcome.tier.name.lower() if isinstance(outcome, Hit) else type(outcome).__name__.lower()
-        if word != last:
+    for outcome in transfer.outcomes:
+        now = outcome.tier if isinstance(outcome, Hit) else type(outcome)
+        if now is not last:
             if last is not None:
-                ended.append([last, count])
-            last, count = word, 0
+                ended.append((_word(last), count))
+            last, count = now, 0
         count += 1
     if last is not None:
-        ended.append([last, count])
-    return ended
+        ended.append((_word(last), count))
+    return tuple(ended)
+
+
+def _word(how: Tier | type) -> str:
+    return (how.name if isinstance(how, Tier) else how.__name__).lower()
+
+
+def _without_last(ended: Ended, blocks: int) -> Ended:
+    """The same of fewer blocks."""
+    left = sum(count for _, count in ended) - blocks
+    kept = []
+    for word, count in ended:
+        if left > 0:
+            kept.append((word, min(count, left)))
+        left -= count
+    return tuple(kept)
 
 
 def runs_of(numbers: Iterable[int]) -> list[int]:
