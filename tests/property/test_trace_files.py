@@ -79,6 +79,7 @@ def test_runs_do_not_go_round() -> None:
     most, least = 2**63 - 1, -(2**63)
     request = TraceRequest(0.0, np.array([most - 1, most, least, least + 1], np.int64))
     lines = b"".join(text for _, text in write_trace([request], 16, origin="test"))
+    assert f'"runs":[{most - 1},2,{least},2]'.encode() in lines
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "t.jsonl"
         path.write_bytes(lines)

@@ -18,7 +18,7 @@ from tests.unit.test_tracing import rows_of
 
 from kvterrace import ConfigError, KeyChain, Store, Stored, StoreLockedError, TraceRecorder, chain_keys
 from kvterrace.sim.traces import read_trace
-from kvterrace.tracing.files import header, line
+from kvterrace.tracing.files import SUFFIX, header, line
 
 MiB = 1 << 20
 
@@ -91,6 +91,7 @@ def test_a_recorded_run_read_again_gives_the_same_hits(tmp_path: Path, ask: Any)
     assert [one.session for one in requests] == list(range(len(chains)))
     times = [one.at_s for one in requests]
     assert times == sorted(times) and times[0] >= 0
+    assert all("seq" in row for row in rows_of(tmp_path / "trace", "get"))
     said = sum(count for row in rows_of(tmp_path / "trace", "get") for word, count in row["ended"] if word == "dram")
     assert said >= sum(wanted)
     ids = {
@@ -272,3 +273,23 @@ def test_what_comes_much_later_is_another_request(tmp_path: Path) -> None:
     path.write_bytes(b"".join(map(line, rows)))
     found = [(one.at_s, one.ids.tolist(), one.session) for one in read_trace(path)]
     assert found == [(10.0, [7, 8], 0), (41.0, [7, 8, 9], 1), (72.0, [7, 8, 9, 10], 0)]
+
+
+def test_times_go_on_over_recordings_and_files(tmp_path: Path) -> None:
+    folder = tmp_path / "trace"
+    folder.mkdir()
+    get = {"op": "get", "took": 0.5, "ns": 0, "tip": 1, "start": 0, "stop": 2, "ended": [["miss", 2]]}
+    for number, (recording, began_unix_s, block_tokens) in enumerate(
+        [("a", 1000, 16), ("a", 1000, 16), ("b", 1060, 32)]
+    ):
+        rows = [
+            header(recording=recording, number=number, began_unix_s=began_unix_s),
+            {"op": "namespace", "ns": 0, "block_tokens": block_tokens},
+            {"op": "blocks", "first": 0, "after": -1, "ids": f"{number:02x}{'00' * 7}{number + 16:02x}{'ff' * 7}"},
+            {**get, "t": 1.0 + number},
+        ]
+        (folder / f"{number}{SUFFIX}").write_bytes(b"".join(map(line, rows)))
+    found = [(one.at_s, one.ids.tolist(), one.input_tokens) for one in read_trace(folder)]
+    # as little-endian numbers, without the highest bit
+    want_ids = [[number, int.from_bytes(bytes([number + 16]) + b"\xff" * 6 + b"\x7f", "little")] for number in range(3)]
+    assert found == [(1.0, want_ids[0], 32), (2.0, want_ids[1], 32), (63.0, want_ids[2], 64)]

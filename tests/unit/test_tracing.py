@@ -107,7 +107,7 @@ def test_chains_are_what_was_added() -> None:
             chains.add(bad, np.array([1], np.int64))
 
 
-@pytest.mark.parametrize("second", [[1, 5], [2], [1, 2, 2], [9, 1], [1, 3, 2]])
+@pytest.mark.parametrize("second", [[1, 5], [2], [1, 2, 2], [9, 1], [1, 3, 2], [1, 9, 9], [9, 8, 2, 7]])
 def test_an_id_that_stands_for_two_prefixes_is_refused(second: list[int]) -> None:
     chains = IdChains()
     assert chains.enter(np.array([1, 2, 5], np.int64)) == (2, 0)
