@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import random
+import signal
 import stat
 import zlib
 from pathlib import Path
@@ -438,3 +439,36 @@ def test_moves_touches_and_invalidations_of_what_is_named(tmp_path: Path) -> Non
     assert rows_of(tmp_path / "t", "namespace") == [
         {"op": "namespace", "ns": 0, "block_tokens": 16, "block_nbytes": 4096}
     ]
+
+
+def test_a_forked_process_does_not_keep_the_folder(tmp_path: Path) -> None:
+    recorder, _ = started(tmp_path / "t")
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            signal.alarm(60)
+            os.close(writing)
+            os.read(reading, 1)  # until the parent is done with it
+        finally:
+            os._exit(0)
+    os.close(reading)
+    try:
+        recorder.close()
+        again, _ = started(tmp_path / "t")
+        again.close()
+    finally:
+        os.close(writing)
+        os.waitpid(child, 0)
+
+
+def test_what_was_queued_when_recording_stopped_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder, _ = started(tmp_path / "t")
+    chain = chain_of(1, 3)
+    for _ in range(5):
+        recorder.transferred(transfer_of(TransferKind.GET, chain, [Miss()] * 3), 100.0)
+    monkeypatch.setattr("kvterrace.tracing.rows.Rows.transfer", lambda *_, **__: 1 / 0)
+    recorder.drain()
+    recorder.touched(chain, None, 100.0)
+    assert recorder.stats().lost_events == 4 + 1  # the fifth was being made a row of
+    recorder.close()

@@ -211,11 +211,16 @@ def read_recorded(path: Path) -> Iterator[TraceRequest]:
     """
     reading = _Reading()
     for file in trace_files(path):
-        for number, row in enumerate(read_rows(file), 1):
-            try:
-                reading.take(row)
-            except (ValueError, KeyError, TypeError, IndexError) as error:
-                raise ConfigError(f"{file}, line {number}: not a row of a trace: {error!r}") from error
+        try:
+            for number, row in enumerate(read_rows(file), 1):
+                try:
+                    reading.take(row)
+                except (ValueError, KeyError, TypeError, IndexError) as error:
+                    raise ConfigError(f"{file}, line {number}: not a row of a trace: {error!r}") from error
+        except FileNotFoundError:
+            if file == path:
+                raise
+            # the store that records has removed it since, as its oldest
     chains = reading.chains
     for one in sorted(reading.requests, key=lambda one: one.at_s):
         yield TraceRequest(

@@ -37,7 +37,7 @@ def line(row: dict[str, Any]) -> bytes:
 
 
 def header(
-    *, recording: str, number: int, began_unix_s: int, sample: float = 1.0, origin: str = "store"
+    *, recording: str, number: int, began_unix_s: float, sample: float = 1.0, origin: str = "store"
 ) -> dict[str, Any]:
     """The first row of a file."""
     return {

@@ -45,8 +45,8 @@ class TraceStats:
     """What a recorder has done.
 
     Attributes:
-        rows: written to files, or about to be.
-        lost_events: not recorded: the queue was full, or recording had stopped.
+        rows: made, and written to files or about to be.
+        lost_events: of which no row was made: the queue was full, or recording had stopped.
         nbytes: what the folder's trace files take.
         stopped: why recording ended before the store was closed; empty if it did not.
     """
@@ -89,7 +89,8 @@ class TraceRecorder:
         self._layouts: dict[bytes, KVLayout] = {}  # by digest of the namespace
         self._came_blocks = 0  # written by the store's thread alone
         self._done_blocks = 0  # written by who drains alone
-        self._lost = 0
+        self._lost = 0  # written by the store's thread alone
+        self._cleared = 0  # events that were queued when recording stopped
         self._lost_told = 0
         self._rows_before = 0  # in files that were ended
         self._stopped = ""
@@ -109,7 +110,7 @@ class TraceRecorder:
         self._clock = clock or self._clock
         self._began_s = self._clock.monotonic_s()
         unix_s = self._clock.unix_s()
-        self._began_unix_s = int(unix_s)
+        self._began_unix_s = round(unix_s, 3)
         self._ring = Ring(self._path, self._cap_nbytes, int(unix_s * 1e9))
         self._name = os.urandom(8).hex()
         self._sampling = Sampling(os.urandom(32), self._sample)
@@ -123,7 +124,8 @@ class TraceRecorder:
         ring = self._ring
         if ring is None:
             return TraceStats(0, 0, 0, "")
-        return TraceStats(self._rows_before + self._rows.rows, self._lost, ring.nbytes, self._stopped)
+        rows = self._rows_before + self._rows.rows
+        return TraceStats(rows, self._lost + self._cleared, ring.nbytes, self._stopped)
 
     # -- what the store tells, under its lock --------------------------------------------------------------------------
     # What is queued is bytes, numbers and text alone: nothing that the garbage collector looks through as long as it
@@ -207,14 +209,18 @@ class TraceRecorder:
 
     def _guarded(self, step: Callable[[], None]) -> None:
         if self._stopped:
-            self._queue.clear()
+            self._clear()
             return
         try:
             step()
         except Exception as error:  # noqa: BLE001 - whatever it is, the store goes on without its trace
             self._stopped = repr(error)
-            self._queue.clear()
+            self._clear()
             _log.warning("recording to %s has stopped, the store goes on: %r", self._path, error)
+
+    def _clear(self) -> None:
+        self._cleared += len(self._queue)
+        self._queue.clear()
 
     def _drain(self) -> None:
         while self._queue:

@@ -63,8 +63,8 @@ class Ring:
 
     @property
     def nbytes(self) -> int:
-        """What the folder's trace files take."""
-        return sum(self._sizes.values())
+        """What the folder's trace files take. From any thread."""
+        return sum(list(self._sizes.values()))
 
     @property
     def file_nbytes(self) -> int:
