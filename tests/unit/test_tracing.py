@@ -7,6 +7,7 @@ import logging
 import os
 import random
 import signal
+import socket
 import stat
 import zlib
 from pathlib import Path
@@ -441,24 +442,31 @@ def test_moves_touches_and_invalidations_of_what_is_named(tmp_path: Path) -> Non
     ]
 
 
-def test_a_forked_process_does_not_keep_the_folder(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_forked_process_does_not_keep_the_folder(tmp_path: Path, dies: bool) -> None:
     recorder, _ = started(tmp_path / "t")
-    reading, writing = os.pipe()
+    here, there = socket.socketpair()
     child = os.fork()
     if not child:
         try:
             signal.alarm(60)
-            os.close(writing)
-            os.read(reading, 1)  # until the parent is done with it
+            here.close()
+            there.send(b"x")
+            there.recv(1)  # until the parent is done with it
         finally:
             os._exit(0)
-    os.close(reading)
+    there.close()
     try:
-        recorder.close()
+        if dies:
+            here.recv(1)
+            assert recorder._ring is not None
+            recorder._ring.disown()  # as its end would
+        else:
+            recorder.close()  # however far the child has come
         again, _ = started(tmp_path / "t")
         again.close()
     finally:
-        os.close(writing)
+        here.close()
         os.waitpid(child, 0)
 
 

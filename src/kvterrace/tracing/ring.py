@@ -115,7 +115,13 @@ class Ring:
         return True
 
     def close(self) -> None:
-        """Close the newest file and unlock the folder. Closing twice does nothing."""
+        """Close the newest file and unlock the folder, also for a forked process. Closing twice does nothing."""
+        if self._lock_fd is not None:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
+        self.disown()
+
+    def disown(self) -> None:
+        """Close this process's descriptors. The folder stays locked if another process has some."""
         self._shut()
         self._unlock()
 
@@ -141,7 +147,7 @@ _rings: weakref.WeakSet[Ring] = weakref.WeakSet()
 def _disown_in_child() -> None:
     # A lock lives as long as any descriptor of its open file: a forked child would keep it after its parent is gone.
     for ring in list(_rings):
-        ring.close()
+        ring.disown()
 
 
 os.register_at_fork(after_in_child=_disown_in_child)
