@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from kvterrace.layout import KVLayout
     from kvterrace.opening import open_store
     from kvterrace.store import Store
+    from kvterrace.tracing.recorder import TraceRecorder
     from kvterrace.types import (
         Busy,
         Corrupt,
@@ -76,6 +77,7 @@ __all__ = [
     "StoreUnusableError",
     "Stored",
     "Tier",
+    "TraceRecorder",
     "Transfer",
     "UnsupportedModelError",
     "__version__",
@@ -116,6 +118,7 @@ _HOMES = {
     "StoreUnusableError": "kvterrace.errors",
     "Stored": "kvterrace.types",
     "Tier": "kvterrace.types",
+    "TraceRecorder": "kvterrace.tracing.recorder",
     "Transfer": "kvterrace.engine.transfers",
     "UnsupportedModelError": "kvterrace.errors",
     "chain_keys": "kvterrace.keys",

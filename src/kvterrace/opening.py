@@ -19,6 +19,7 @@ from kvterrace.store import Store
 from kvterrace.tiers.directory import StoreDirectory, check_name
 from kvterrace.tiers.drives import open_drives
 from kvterrace.tiers.viewing import view_drives
+from kvterrace.tracing.recorder import TraceRecorder
 
 __all__ = ["open_store"]
 
@@ -33,6 +34,7 @@ def open_store(
     busy_after_s: float = 5.0,
     sigterm_flush: bool = True,
     read_only: bool = False,
+    trace: str | Path | TraceRecorder | None = None,
 ) -> Store:
     """Open a store, making it if `path` is missing or empty. Blocks while it reads the index and prefaults DRAM.
 
@@ -61,6 +63,8 @@ def open_store(
             status 143 (`os._exit`: nothing else that waits for its end is run).
         read_only: read what another process writes; the store, and the partition, must exist. `path` names exactly the
             drives that the writer has. `ssd_bytes`, `write_behind_s` and `sigterm_flush` mean nothing then.
+        trace: folder to record the traffic to: no text, no token ids, hashes that lead nowhere; at most 256 MiB. A
+            `TraceRecorder` for a sample of it, or another cap.
 
     Raises:
         ConfigError: an argument that cannot work, or KVTERRACE_ENGINE names an engine that does not.
@@ -87,6 +91,9 @@ def open_store(
         )
     kind = choose().name
     clock = SystemClock()
+    recorder = trace if trace is None or isinstance(trace, TraceRecorder) else TraceRecorder(trace)
+    if recorder is not None:
+        recorder.start(clock)
     directories: list[StoreDirectory] = []
     engines: list[IoEngine] = []
     try:
@@ -107,8 +114,11 @@ def open_store(
             writes=WritePolicy(after_s=write_behind_s),
             busy_after_s=busy_after_s,
             read_only=read_only,
+            recorder=recorder,
         )
     except BaseException:
+        if recorder is not None:
+            recorder.close()
         for engine in engines:
             engine.close(1.0)
         for directory in directories:

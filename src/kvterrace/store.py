@@ -21,6 +21,7 @@ from kvterrace.engine.blocks import Ids
 from kvterrace.engine.counters import StoreStats
 from kvterrace.engine.dirty import WritePolicy
 from kvterrace.engine.driver import Driver
+from kvterrace.engine.recording import Recorder
 from kvterrace.engine.starting import follow, lead
 from kvterrace.engine.transfers import Transfer, TransferKind
 from kvterrace.errors import KVTerraceError, StoreClosedError
@@ -59,6 +60,7 @@ class Store:
         segment_nbytes: int | None = None,
         background: bool = True,
         read_only: bool = False,
+        recorder: Recorder | None = None,
     ) -> None:
         """For tests and embedders; see `open_store`. Takes over directories and engines.
 
@@ -72,6 +74,7 @@ class Store:
                 caller's.
             read_only: follow the process that writes the partition; `directory` and `more` are from
                 `StoreDirectory.view`, and `ssd_nbytes` and `segment_nbytes` mean nothing.
+            recorder: is told what the store does, and closed with it.
         """
         self._clock = clock
         drives = [*([] if directory is None else [(directory, engine)]), *more]
@@ -97,6 +100,10 @@ class Store:
             )
         self._core = mover.core
         self._mover = mover
+        self._recorder = mover.recorder = recorder
+        if recorder is not None:
+            table = mover.core.ledger.table
+            table.on_enter, table.on_leave = recorder.entered, recorder.left
         mover.pump()
         self._driver = Driver(mover)
         if background:
@@ -127,6 +134,7 @@ class Store:
         start: int = 0,
         stop: int | None = None,
         layers: range | None = None,
+        sequence: bytes = b"",
         deadline_s: float | None = None,
     ) -> Transfer:
         """Read blocks `start..stop` of `chain` into `out`. Returns at once.
@@ -137,16 +145,20 @@ class Store:
             stop: None: to the end of the chain.
             layers: only these layers (`range` of step 1); `out` then holds just their parts. Such a read does not
                 promote.
+            sequence: as for `put`: who asks. Only a trace makes use of it.
             deadline_s: seconds from now; blocks that are not there by then end in `Expired`, their memory untouched.
                 Without one, a read is given up likewise when no block of it has come for 30 s.
 
         Raises:
             LayoutError: `out` does not fit. StoreClosedError. IndexError: no such blocks. ConfigError: an argument of
-                the wrong kind, or a `deadline_s` that is negative.
+                the wrong kind, a `sequence` that is too long, or a `deadline_s` that is negative.
         """
         start, stop = require_span(require_chain(chain), start, stop)
+        sequence = require_sequence(sequence)
         buffers = BlockBuffers(chain.namespace.layout, out, stop - start, layers=layers).require_writable()
-        return self._submit(TransferKind.GET, chain, start, stop, buffers, deadline_s=deadline_s, layers=layers)
+        return self._submit(
+            TransferKind.GET, chain, start, stop, buffers, deadline_s=deadline_s, layers=layers, sequence=sequence
+        )
 
     def put(
         self,
@@ -238,9 +250,12 @@ class Store:
         if scores is not None:
             scores = require_scores(scores, chain)
         with self._entered():
-            self._core.ledger.touch(chain, len(chain), self._clock.monotonic_s())
+            now_s = self._clock.monotonic_s()
+            self._core.ledger.touch(chain, len(chain), now_s)
             if scores is not None:
-                self._core.ledger.add_scores(chain, scores, self._clock.monotonic_s())
+                self._core.ledger.add_scores(chain, scores, now_s)
+            if self._recorder is not None:
+                self._recorder.touched(chain, scores, now_s)
 
     def invalidate(self, chain: KeyChain, *, start: int = 0) -> None:
         """Give up blocks of `chain` from `start` on and everything stored behind them, in every tier, also after a
@@ -257,6 +272,8 @@ class Store:
         start, _ = require_span(require_chain(chain), start, None)
         with self._entered():
             self._mover.invalidate(chain, start)
+            if self._recorder is not None:
+                self._recorder.invalidated(chain, start, self._clock.monotonic_s())
 
     # -- ending --------------------------------------------------------------------------------------------------------
 
@@ -304,6 +321,8 @@ class Store:
             self._give_back(resting)
             closed(self)
         finally:
+            if self._recorder is not None:
+                self._recorder.close()
             self._rest.set()
         return self._fine
 

@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from kvterrace import __version__
-from kvterrace.cli import bench, doctor, inspect, plan, purge, verify
+from kvterrace.cli import bench, doctor, inspect, plan, purge, trace, verify
 from kvterrace.cli.console import fail
 from kvterrace.errors import KVTerraceError
 
@@ -110,6 +110,7 @@ app.command("purge", epilog=purge.EPILOGUE)(purge.command)
 app.command("doctor")(doctor.command)
 app.command("plan", epilog=plan.EPILOGUE)(plan.command)
 app.add_typer(bench.app, name="bench")
+app.add_typer(trace.app, name="trace")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

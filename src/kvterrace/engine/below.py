@@ -11,6 +11,7 @@ from kvterrace.engine.dealing import Dealing
 from kvterrace.engine.dirty import DirtyRuns
 from kvterrace.engine.space import SegmentSpace, volumes_of
 from kvterrace.engine.tree import RunTree
+from kvterrace.types import Tier
 
 __all__ = ["CopiesBelow"]
 
@@ -72,6 +73,8 @@ class CopiesBelow:
         """The copies of these blocks, records of that many bytes, count no longer."""
         for space, some in self.by_space(ids):
             space.lose(self._table, some, record_nbytes, self._tree.used_s[self._table.run[some]])
+            if self._table.on_leave is not None:
+                self._table.on_leave(Tier.SSD, self._table.key[some].tobytes())
 
     def by_space(self, ids: Ids) -> Iterator[tuple[SegmentSpace, Ids]]:
         """The blocks of `ids` that have a copy below, by the volume that it is on."""

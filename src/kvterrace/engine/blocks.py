@@ -5,6 +5,7 @@ sizes of their records.
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy.typing as npt
 
 from kvterrace.format.record import PAGE_NBYTES
 from kvterrace.keys import KEY_NBYTES
+from kvterrace.types import Tier
 
 __all__ = ["NOWHERE", "BlockTable", "DramState", "Geometry", "Ids"]
 
@@ -102,6 +104,9 @@ class BlockTable:
         self._free: Ids = np.zeros(0, np.int32)
         self._free_count = 0
         self._watched: list[list[Ids]] = []
+        #: Called with a tier and keys, end to end, of blocks that were just written to it, or that it gave up.
+        self.on_enter: Callable[[Tier, bytes], None] | None = None
+        self.on_leave: Callable[[Tier, bytes], None] | None = None
 
     @property
     def capacity(self) -> int:

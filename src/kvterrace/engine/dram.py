@@ -15,6 +15,7 @@ from kvterrace.engine.extents import ExtentAllocator
 from kvterrace.engine.tree import Run, RunTree
 from kvterrace.format.record import PAGE_NBYTES
 from kvterrace.policy.eviction import EvictionPolicy
+from kvterrace.types import Tier
 
 __all__ = ["AWAITED_S", "DramSpace"]
 
@@ -105,8 +106,10 @@ class DramSpace:
         self.used(ids)
         slots = table.slot[ids]
         assert (slots != NOWHERE).all(), "a slot was freed twice"
-        ready = (table.state[ids] == DramState.READY).tolist()
-        for slot, counted in zip(slots.tolist(), ready, strict=True):
+        ready = table.state[ids] == DramState.READY
+        if table.on_leave is not None and ready.any():
+            table.on_leave(Tier.DRAM, table.key[ids[ready]].tobytes())
+        for slot, counted in zip(slots.tolist(), ready.tolist(), strict=True):
             if counted:
                 self.ready_nbytes -= self.allocator.size_of(slot * PAGE_NBYTES)
             self.allocator.free(slot * PAGE_NBYTES)

@@ -11,6 +11,7 @@ from kvterrace.engine.core import Core
 from kvterrace.engine.filler import Filler
 from kvterrace.engine.following import Follower
 from kvterrace.engine.reader import Reader
+from kvterrace.engine.recording import Recorder
 from kvterrace.engine.space import SegmentState
 from kvterrace.engine.transfers import Transfer, TransferKind
 from kvterrace.engine.writers import Writers
@@ -68,6 +69,7 @@ class Mover:
         self.core = core
         self.follower = follower
         self.fault: str | None = None
+        self.recorder: Recorder | None = None
         self._reader = Reader(core, busy_after_s)
         self._filler = Filler(core, busy_after_s)
         self.writers = Writers(core, self._reader) if core.volumes and follower is None else None
@@ -183,6 +185,8 @@ class Mover:
         for transfer in [one for one in self._active if one.done]:
             del self._active[transfer]
             self._count(transfer)
+            if self.recorder is not None:
+                self.recorder.transferred(transfer, self.core.clock.monotonic_s())
             self.finished.append(transfer)
 
     def _count(self, transfer: Transfer) -> None:
