@@ -15,6 +15,7 @@ from kvterrace.engine.extents import ExtentAllocator
 from kvterrace.engine.tree import Run, RunTree
 from kvterrace.format.record import PAGE_NBYTES
 from kvterrace.policy.eviction import EvictionPolicy
+from kvterrace.policy.promotion import PromotionRule, SecondTouch
 
 __all__ = ["AWAITED_S", "DramSpace"]
 
@@ -32,6 +33,7 @@ class DramSpace:
 
     def __init__(self, nbytes: int, table: BlockTable, tree: RunTree, policy: EvictionPolicy) -> None:
         self.policy = policy
+        self.promotion: PromotionRule = SecondTouch(nbytes)
         self.allocator = ExtentAllocator(nbytes)
         self._table = table
         self._tree = tree
@@ -48,6 +50,12 @@ class DramSpace:
     def resident(self, run: int) -> int:
         """How many blocks of a run have a slot."""
         return int(self._resident[run]) if run < len(self._resident) else 0
+
+    def keeps(self, ids: Ids, slot_nbytes: int) -> npt.NDArray[np.bool_]:
+        """For each block that is read from below and needs no slot for that, whether it is to get one all the same. The
+        others are read past DRAM, now.
+        """
+        return self.promotion.keeps(ids, slot_nbytes, self.allocator.free_nbytes)
 
     def take(self, ids: Ids, offsets: list[int], state: DramState) -> None:
         """Blocks `ids` have the extents at `offsets` as their slots, to be filled."""

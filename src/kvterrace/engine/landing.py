@@ -6,11 +6,13 @@ Done by the native passes where they are there, and by the functions here where 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
-from typing import cast
+from typing import Protocol, cast
+
+import numpy as np
 
 from kvterrace.buffers import Bytes
 from kvterrace.engine.blocks import Geometry
@@ -28,6 +30,7 @@ from kvterrace.types import Corrupt, DeviceFailed, GetOutcome, Hit, Miss, Stale,
 __all__ = [
     "Copy",
     "Landing",
+    "NewLanding",
     "Want",
     "copy_ended",
     "copying",
@@ -54,11 +57,15 @@ class Want:
     transfer: Transfer
     index: int
     block: int
+    staged: bool = False  # it is not to be read straight into the caller's memory (again)
 
 
 @dataclass(slots=True, eq=False)
 class Landing:
-    """A record on its way into `memory`, and what it must turn out to be."""
+    """A record on its way into `memory`, and what it must turn out to be. With `runs` only its header lands there, and
+    the payload in those: the caller's own memory, whose claim is held from before the read until its result is taken
+    in.
+    """
 
     want: Want
     memory: Bytes
@@ -75,6 +82,17 @@ class Landing:
     fault: DeviceFailed | None = None  # of the caller's buffer: the block itself is fine
     missing: bool = False  # the file ended before the record did, or was not there
     verdict: Verdict | None = None  # of the native pass, until it is taken in
+    runs: Sequence[Bytes] = ()
+
+    @property
+    def buffers(self) -> list[Bytes]:
+        """All memory that the record lands in, in order."""
+        return [self.memory, *self.runs]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the read brings."""
+        return self.memory.nbytes + sum(run.nbytes for run in self.runs)
 
     @property
     def where(self) -> str:
@@ -95,6 +113,12 @@ class Landing:
     def geometry(self) -> Geometry:
         """Its sizes."""
         return self.entry.geometry
+
+
+class NewLanding(Protocol):
+    """Makes the landing of a want, in `memory`."""
+
+    def __call__(self, want: Want, memory: Bytes, parts: range | None = None) -> Landing: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -193,12 +217,13 @@ def _native_landing(native: ModuleType, one: Landing, base: int) -> object:
         one.put_seq,
         one.nonce,
         one.offset,
-        places=transfer.places,
+        places=None if one.runs else transfer.places,
         block=at,
         claims=transfer.claims,
         claim=at,
         parts=None if one.parts is None else (one.parts.start, one.parts.stop),
         base=base,
+        runs=list(one.runs),
     )
     return one.verdict
 
@@ -215,7 +240,7 @@ def read_ended(one: Landing, result: IoResult) -> None:
     else:
         one.outcome = _outcome_of(one, fault_of(verdict, one))
         want = one.want
-        hit = isinstance(one.outcome, Hit) and want.transfer.buffers is not None
+        hit = isinstance(one.outcome, Hit) and want.transfer.buffers is not None and not one.runs
         assert verdict.copied or not hit or not want.transfer.is_open(want.index), "a block was not copied"
 
 
@@ -223,11 +248,11 @@ def finish_read(group: list[Landing], result: IoResult) -> None:
     """On the thread that completed the read: verify each record, and scatter those that are right."""
     end = 0
     for one in group:
-        end += one.memory.nbytes
+        end += one.nbytes
         if result.error is not None or result.expired or end > result.nbytes:
             not_read(one, result)
             continue
-        verify(one, one.memory[one.geometry.header_nbytes :], 0)
+        verify(one, np.concatenate(one.runs) if one.runs else one.memory[one.geometry.header_nbytes :], 0)
 
 
 def not_read(one: Landing, result: IoResult) -> None:
@@ -275,7 +300,7 @@ def verify(one: Landing, payload: Bytes, base: int) -> None:
         if fault is None and sizes is not None:
             fault = check_layout(header, sizes)
         fault = fault or verify_parts(header, payload, one.parts, base=base)
-    if fault is None:
+    if fault is None and not one.runs:
         one.fault = _scatter(one.want, payload, base)
     one.outcome = _outcome_of(one, fault)
 

@@ -2,6 +2,7 @@
 
 A read lands in a slot of the arena, is verified there on the thread that completed it, and is scattered to the caller
 from there; the slot stays as the promoted copy. So bytes are copied once, and requests for one block share one read.
+What DRAM is not to keep goes past it, if it can: see `straight`.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from kvterrace.engine.layers import LayerReads
 from kvterrace.engine.outbox import Outbox
 from kvterrace.engine.record_reads import RecordReads, stopped
 from kvterrace.engine.space import Segment, SegmentState
+from kvterrace.engine.straight import StraightReads
 from kvterrace.engine.transfers import Transfer, TransferKind
 from kvterrace.engine.waiting import Line
 from kvterrace.format.record import PAGE_NBYTES
@@ -60,12 +62,8 @@ class Reader:
         self._records = RecordReads(core, self._landed, expired=self._expired, time_left=self._time_left)
         #: By volume: told of a segment whose file a read says is gone or cut, and of that read.
         self.suspects: dict[int, Callable[[Segment, Landing], None]] = {}
-        self._layers = LayerReads(
-            core,
-            landing=self._landing,
-            discard=self._discard,
-            answer=self._answer,
-        )
+        self._layers = LayerReads(core, landing=self._landing, discard=self._discard, answer=self._answer)
+        self._straight = StraightReads(core, landing=self._landing, answer=self._answer, again=self._again)
 
     @property
     def waiting(self) -> int:
@@ -138,8 +136,10 @@ class Reader:
                 else:
                     batch = self._slotless(queue, at_once)
                     at_once *= 2
+                    batch, straight = self._straight.take(queue, batch)
+                    landings += straight
                     ids = np.array([one.block for one in batch], np.int32)
-                    got = self._reserve(ids, want.transfer)
+                    got = self._reserve(ids, batch[0].transfer) if batch else 0
                     for _ in range(got):
                         one, *others = queue.pop()
                         landings.append(self._landing(one, self._core.slot(one.block)))
@@ -232,6 +232,11 @@ class Reader:
             else:
                 self._answer(want, stopped(volume))
 
+    def _again(self, want: Want) -> None:
+        copies: list[Want] = []
+        self._route(want, copies)
+        self._copy(copies, Tier.DRAM)
+
     # -- from DRAM -----------------------------------------------------------------------------------------------------
 
     def _copy(self, wants: list[Want], tier: Tier) -> None:
@@ -283,7 +288,9 @@ class Reader:
 
     def _time_left(self, group: list[Landing]) -> float | None:
         """Seconds until nobody waits for any of these any more; None if somebody waits without a deadline."""
-        ends_s = [want.transfer.deadline_s for one in group for want in (one.want, *self._shared[one.want.block])]
+        ends_s = [
+            want.transfer.deadline_s for one in group for want in (one.want, *self._shared.get(one.want.block, ()))
+        ]
         if any(end_s is None for end_s in ends_s):
             return None
         return max(0.0, max(end_s or 0.0 for end_s in ends_s) - self._core.clock.monotonic_s())
@@ -302,6 +309,9 @@ class Reader:
         core, ledger, block = self._core, self._core.ledger, one.want.block
         outcome = one.outcome
         assert outcome is not None, "a read ended without a verdict"
+        if one.runs:
+            self._straight.landed(one, outcome)
+            return
         others = self._shared.pop(block)
         if isinstance(outcome, Hit):
             ledger.landed(block)

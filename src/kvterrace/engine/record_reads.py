@@ -88,13 +88,14 @@ class RecordReads:
         for one in landings:
             last = groups[-1][-1] if groups else None
             joins = last is not None and last.nonce == one.nonce and end == one.offset
-            if joins and nbytes + one.memory.nbytes <= _MERGE_NBYTES:
+            its_nbytes = one.nbytes
+            if joins and nbytes + its_nbytes <= _MERGE_NBYTES:
                 groups[-1].append(one)
-                nbytes += one.memory.nbytes
+                nbytes += its_nbytes
             else:
                 groups.append([one])
-                nbytes = one.memory.nbytes
-            end = one.offset + one.memory.nbytes
+                nbytes = its_nbytes
+            end = one.offset + its_nbytes
         rest = groups.pop() if groups and more_to_come else []
         for group in groups:
             self._read(group, io_class, outbox)
@@ -109,7 +110,7 @@ class RecordReads:
             io_class,
             volume.files.file(segment.number),
             group[0].offset,
-            [one.memory for one in group],
+            [memory for one in group for memory in one.buffers],
             finish=reading(group),
             deadline_s=self._time_left(group),
         )
@@ -142,7 +143,7 @@ class RecordReads:
                     read_ended(one, result)
                 else:
                     one.verdict, one.outcome = None, stopped(volume)
-                if asked and isinstance(one.outcome, DeviceFailed) and len(group) > 1:
+                if asked and isinstance(one.outcome, DeviceFailed) and len(group) > 1 and not one.runs:
                     # one bad place must not cost the blocks beside it: each is read by itself before it is given up
                     one.outcome = None
                     one.missing = False
