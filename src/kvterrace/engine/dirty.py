@@ -121,6 +121,8 @@ class DirtyRuns:
     def _first(self, space: SegmentSpace, refused: Callable[[int], bool]) -> list[int]:
         """What waits of `space.first` and is not left to another volume."""
         table, ids = self._table, space.first
+        if not len(ids):
+            return []
         ids = ids[(table.run[ids] != NOWHERE) & self._dirty(ids) & ~table.writing[ids]]
         return [block for block in ids[~self._doomed(ids)].tolist() if not refused(block)]
 
@@ -146,7 +148,7 @@ class DirtyRuns:
         """
         segment = space.open
         space.open_is_full = False
-        if segment is None:
+        if segment is None or not (self.since_s or len(space.first)):
             return None
         chosen: list[int] = []
         taken: set[int] = set()
