@@ -26,12 +26,12 @@ class WritePolicy:
     Attributes:
         after_s: behind: once a run has been idle this long, or was in use for ten times as long.
         dirty_fraction: sooner, once this share of the arena has no copy below.
-        batch_nbytes: at most this much in one sequential write.
+        batch_nbytes: at most this much in one sequential write: 8 MiB of payload, and its headers.
     """
 
     after_s: float = 2.0
     dirty_fraction: float = 0.5
-    batch_nbytes: int = 8 << 20
+    batch_nbytes: int = (8 << 20) + (64 << 10)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,8 @@ __all__ = ["AWAITED_S", "DramSpace"]
 
 #: What was prefetched stands back for no other prefetch, and is given up for others last, for this long.
 AWAITED_S = 10.0
+#: Plain: as in `reader`.
+_READY = int(DramState.READY)
 #: Runs that are looked at one by one for something to give up, before all are looked at at once.
 _RUNS_TRIED = 16
 
@@ -70,10 +72,11 @@ class DramSpace:
                 self.policy.insert(run)
             self._resident[run] += count
 
-    def ready(self, block: int) -> None:
-        """The slot of `block` holds the block now."""
-        self._table.state[block] = DramState.READY
-        self.ready_nbytes += self.allocator.size_of(self.offset(block))
+    def ready(self, ids: Ids) -> None:
+        """The slots of these blocks hold them now."""
+        self._table.state[ids] = _READY
+        size_of = self.allocator.size_of
+        self.ready_nbytes += sum([size_of(slot * PAGE_NBYTES) for slot in self._table.slot[ids].tolist()])
 
     @property
     def awaited(self) -> int:

@@ -47,6 +47,9 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
+#: Plain, and made once: it is asked for each block.
+_RIGHT, _FROM_SSD = int(Landed.RIGHT), Hit(Tier.SSD)
+
 Finish = Callable[[IoResult], object]
 
 
@@ -233,15 +236,16 @@ def read_ended(one: Landing, result: IoResult) -> None:
     verdict, one.verdict = one.verdict, None
     if verdict is None:
         return  # the functions of Python set it
-    if verdict.landed == Landed.MISSING:
+    if verdict.landed == _RIGHT:
+        one.outcome = _FROM_SSD
+        meant = one.want.transfer.buffers is not None
+        assert verdict.copied or not meant or not one.want.transfer.is_open(one.want.index), "a block was not copied"
+    elif verdict.landed == Landed.MISSING:
         not_read(one, result)
     elif verdict.landed == Landed.UNSEEN:
         one.outcome = DeviceFailed(one.where, f"its bytes were not looked at: {result.crash!r}")
     else:
         one.outcome = _outcome_of(one, fault_of(verdict, one))
-        want = one.want
-        hit = isinstance(one.outcome, Hit) and want.transfer.buffers is not None and not one.runs
-        assert verdict.copied or not hit or not want.transfer.is_open(want.index), "a block was not copied"
 
 
 def finish_read(group: list[Landing], result: IoResult) -> None:
@@ -312,4 +316,4 @@ def _outcome_of(one: Landing, fault: BadRecord | StaleRecord | None) -> GetOutco
         return Stale(one.where, fault.reason)
     if isinstance(fault, BadRecord):
         return Corrupt(one.where, fault.reason)
-    return Hit(Tier.SSD)
+    return _FROM_SSD

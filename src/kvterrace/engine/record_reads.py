@@ -12,7 +12,7 @@ from kvterrace.engine.prefetching import HeldBack
 from kvterrace.engine.volume import Volume
 from kvterrace.format.record import PAGE_NBYTES
 from kvterrace.io.base import IoClass, IoKind, IoRequest, IoResult
-from kvterrace.types import DeviceFailed
+from kvterrace.types import DeviceFailed, Hit
 
 __all__ = ["RecordReads", "stopped"]
 
@@ -37,18 +37,21 @@ class RecordReads:
         core: Core,
         landed: _Landed,
         *,
+        brought: Callable[[list[Landing]], None],
         expired: Callable[[Landing], None],
         time_left: Callable[[list[Landing]], float | None],
     ) -> None:
         """
         Args:
-            landed: `landed(one, lost=...)`, a read has ended. `lost`: it did not bring the block, and will not the next
-                time.
+            brought: reads into slots have brought their blocks.
+            landed: `landed(one, lost=...)`, a read has ended otherwise, or went past DRAM. `lost`: it did not bring the
+                block, and will not the next time.
             expired: the engine gave a read up at its deadline.
             time_left: seconds until nobody waits for any of these; None: somebody has all the time.
         """
         self._core = core
         self._landed = landed
+        self._brought = brought
         self._expired = expired
         self._time_left = time_left
         self._held_back = tuple(HeldBack() for _ in core.volumes)
@@ -132,6 +135,7 @@ class RecordReads:
                 volume.gate.ended(result)
             self._core.stats.ssd_read_nbytes += result.nbytes
             outbox = Outbox()
+            brought: list[Landing] = []
             for one in group:
                 if io_class is IoClass.PREFETCH:
                     held_back.ended(one)
@@ -152,7 +156,12 @@ class RecordReads:
                         held_back.started(one)
                     self._read([one], io_class, outbox)
                     continue
-                self._landed(one, lost=is_lost(one, result.error))
+                if isinstance(one.outcome, Hit) and not one.runs:
+                    brought.append(one)
+                else:
+                    self._landed(one, lost=is_lost(one, result.error))
+            if brought:
+                self._brought(brought)
             self._send_due(held_back, outbox)
             outbox.send()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import threading
+from collections.abc import Iterable
 from typing import Protocol
 
 from kvterrace.buffers import BlockBuffers
@@ -129,6 +130,13 @@ class Transfer:
         with self._lock:
             if self.claims.settle(index - self.start):
                 self._ended(index - self.start, outcome)
+
+    def settle_all(self, indices: Iterable[int], outcome: GetOutcome | PutOutcome) -> None:
+        """As `settle`, for many blocks that ended alike."""
+        with self._lock:
+            for index in indices:
+                if self.claims.settle(index - self.start):
+                    self._ended(index - self.start, outcome)
 
     def is_open(self, index: int) -> bool:
         """Whether block `index` has no outcome yet."""
