@@ -197,7 +197,7 @@ class Store:
         require_transfer(transfer)
         timeout_s = _limit(timeout_s)
         self._require_own_process()
-        self._driver.wait_for(lambda: transfer.done, timeout_s)
+        self._driver.wait_for(lambda: transfer.done, timeout_s, urgent=True)
         with self._driver.lock:
             if transfer in self._mover.finished:
                 self._mover.finished.remove(transfer)

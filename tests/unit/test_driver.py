@@ -31,8 +31,10 @@ def turn(store: Store) -> None:
     assert taken.wait(30.0)
 
 
-def in_background(driver: Driver, done: object, ended: list[bool]) -> threading.Thread:
-    thread = threading.Thread(target=lambda: ended.append(driver.wait_for(done, 30.0)))  # type: ignore[arg-type]
+def in_background(driver: Driver, done: object, ended: list[bool], *, urgent: bool = False) -> threading.Thread:
+    thread = threading.Thread(
+        target=lambda: ended.append(driver.wait_for(done, 30.0, urgent=urgent))  # type: ignore[arg-type]
+    )
     thread.start()
     return thread
 
@@ -123,7 +125,7 @@ def test_who_waits_is_woken_before_writes_are_looked_after(store: Store, monkeyp
         return flag.is_set()
 
     ended: list[bool] = []
-    waiter = in_background(store._driver, done, ended)
+    waiter = in_background(store._driver, done, ended, urgent=True)
     assert once.wait(30.0)
     with store._driver.lock:
         flag.set()
@@ -145,7 +147,7 @@ def test_writes_do_not_wait_for_ever_behind_those_who_are_woken(tmp_path: Path) 
 
     box.store._mover.pump = noted  # type: ignore[method-assign]
     for _ in range(12):
-        driver._waits = [_Wait(lambda: True)]  # somebody new each time
+        driver._waits = [_Wait(lambda: True, urgent=True)]  # somebody new each time
         driver._step(0.0)
         box.clock.advance(0.002)
     driver._waits = []

@@ -27,6 +27,7 @@ class _Wait:
     """What somebody waits for. Once it was so, it counts, whatever comes after."""
 
     done: Callable[[], bool]
+    urgent: bool
     over: bool = False
 
     def look(self) -> bool:
@@ -76,11 +77,11 @@ class Driver:
         if self._thread is None:
             self._step(0.0)
 
-    def wait_for(self, done: Callable[[], bool], timeout_s: float | None) -> bool:
+    def wait_for(self, done: Callable[[], bool], timeout_s: float | None, *, urgent: bool = False) -> bool:
         """Wait until `done()`, asked under the lock, on any thread; False after `timeout_s` (None: no limit) or if the
-        mover has failed.
+        mover has failed. `urgent`: a request waits, and `done` costs next to nothing.
         """
-        wait = _Wait(done)
+        wait = _Wait(done, urgent)
         limit_s = None if timeout_s is None else self._clock.monotonic_s() + max(0.0, timeout_s)
         while True:
             with self.lock:
@@ -115,8 +116,8 @@ class Driver:
         results = self._engine.poll(timeout_s if self._owed_s is None else min(timeout_s, _SOON_S))
         with self.lock:
             self._mover.handle(results)
-            # Who waits for a read is woken before writes are looked after, and has the GIL meanwhile.
-            if self._wake():
+            # A request is woken before writes are looked after, and has the GIL meanwhile.
+            if self._wake(urgent=True):
                 now_s = self._clock.monotonic_s()
                 if self._owed_s is None:
                     self._owed_s = now_s
@@ -128,12 +129,12 @@ class Driver:
             self._mover.follow()
             self._wake()
 
-    def _wake(self) -> bool:
-        """Wake those whose wait is over; whether there were any. Asked after all of a turn's results, so that nobody is
-        woken for a batch of which half has come: that costs the GIL each time.
+    def _wake(self, *, urgent: bool = False) -> bool:
+        """Wake those whose wait is over, or those of them that are urgent; whether there were any. Asked after all of a
+        turn's results, so that nobody is woken for a batch of which half has come: that costs the GIL each time.
         """
-        over = [wait.look() for wait in self._waits]
+        over = [wait.look() for wait in self._waits if wait.urgent or not urgent]
         if self._mover.fault is None and not any(over):
             return False
         self.lock.notify_all()
-        return bool(self._waits)
+        return bool(over)

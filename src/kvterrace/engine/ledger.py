@@ -7,6 +7,7 @@ anything. Production, replay and simulation drive the same ledger. Not thread-sa
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -337,19 +338,18 @@ class Ledger:
         """Whether dirty blocks wait that `space` (None: the only volume) takes, and its open segment could not take the
         next of them, or there is none.
         """
-        space = space or self.space
-        if space is None:
+        if (space := space or self.space) is None:
             return False
         return space.open_is_full if space.open is not None else self.dirty.wait_for(self.dealing.refused_by(space))
 
     def written(self, batch: WriteBatch) -> None:
         """A write has ended well: the copies count from now on."""
         ids, table = batch.ids, self.table
-        sizes = np.array([self._slot_nbytes[self.tree.run(number).namespace] for number in table.run[ids].tolist()])
+        sizes = [self._slot_nbytes[self.tree.run(number).namespace] for number in table.run[ids].tolist()]
         space = self.space_of(batch.segment.number)
-        space.gain(table, batch.segment, ids, int(sizes.sum()), self.tree.used_s[table.run[ids]])
-        table.page[ids] = (batch.offset + np.cumsum(sizes) - sizes) // PAGE_NBYTES
-        self.dirty.nbytes -= int(sizes.sum())
+        space.gain(table, batch.segment, ids, batch.nbytes, self.tree.used_s[table.run[ids]])
+        table.page[ids] = [at // PAGE_NBYTES for at in accumulate(sizes[:-1], initial=batch.offset)]
+        self.dirty.nbytes -= batch.nbytes
         self._end_write(batch)
 
     def write_failed(self, batch: WriteBatch) -> None:
