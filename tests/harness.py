@@ -274,8 +274,15 @@ class Box:
                 assert counted == taken, f"{counted} B counted, {taken} B on the drive at rest"
 
 
+def memory_of(nbytes: int, *, in_pages: bool = True) -> Bytes:
+    """Memory of a caller's, full of `UNTOUCHED`, that begins on a page boundary or just does not."""
+    memory = np.full(nbytes + 2 * 4096, UNTOUCHED, np.uint8)
+    start = -memory.ctypes.data % 4096 + (0 if in_pages else 64)
+    return memory[start : start + nbytes]
+
+
 class Get:
-    """A read in flight, and the memory it may write to."""
+    """A read in flight, and the memory it may write to. `in_pages`: a drive could read into it."""
 
     def __init__(
         self,
@@ -286,22 +293,28 @@ class Get:
         *,
         layers: range | None = None,
         deadline_s: float | None = None,
+        in_pages: bool = True,
     ) -> None:
         self.chain, self.start, self.layers = chain, start, layers
         stop = len(chain) if stop is None else stop
         layout = chain.namespace.layout
         self.width = layout.block_nbytes if layers is None else layout.block_nbytes // layout.layers * len(layers)
-        self.out: Bytes = np.full((stop - start) * self.width, UNTOUCHED, np.uint8)
+        self.out: Bytes = memory_of((stop - start) * self.width, in_pages=in_pages)
+        whole_pages = in_pages and layers is None and self.width % 4096 == 0
+        #: Whether blocks that do not end in a Hit may have been written to.
+        self.lent = whole_pages and deadline_s is None
         self.transfer = store.get(chain, self.out, start=start, stop=stop, layers=layers, deadline_s=deadline_s)
 
     def check(self) -> None:
-        """Hits hold what they must, all other memory is as it was. Only for a transfer that is done."""
+        """Hits hold what they must, all other memory is as it was, unless it was lent to the drive. Only for a transfer
+        that is done.
+        """
         assert self.transfer.done
         for at, outcome in enumerate(self.transfer.outcomes):
             found = self.out[at * self.width : (at + 1) * self.width].tobytes()
             if isinstance(outcome, Hit):
                 assert found == layer_bytes(self.chain, self.start + at, self.layers), f"wrong bytes as {outcome}"
-            else:
+            elif not self.lent:
                 assert found == bytes([UNTOUCHED]) * self.width, f"memory was touched and the outcome is {outcome}"
 
 

@@ -94,6 +94,20 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t nbyt
 
   require(landing.landed != Landed::unseen && landing.landed != Landed::missing);
   require((landing.landed == Landed::right) == !landing.fault);
+  if (!(choices & 16) && length >= kPageNbytes + kBlockNbytes) {
+    // The same payload in runs, each an allocation of its own, is judged the same.
+    const std::size_t cut = data[1] % (kBlockNbytes + 1);
+    std::vector<std::uint8_t> head(memory.get(), memory.get() + kPageNbytes);
+    std::vector<std::uint8_t> front(memory.get() + kPageNbytes, memory.get() + kPageNbytes + cut);
+    std::vector<std::uint8_t> back(memory.get() + kPageNbytes + cut, memory.get() + kPageNbytes + kBlockNbytes);
+    Landing parted{{head.data(), head.size()}, &shape(), {kBlock.key, kPutSeq, kNonce, kOffset}, {}, 0, {},
+                   Landed::unseen, false, {}};
+    parted.runs = {{front.data(), front.size()}, {back.data(), back.size()}};
+    ReadHook({&parted}).run({static_cast<std::int64_t>(kPageNbytes + kBlockNbytes), 0});
+    require(parted.landed == landing.landed && parted.copied == (parted.landed == Landed::right));
+    if (parted.fault.reason != Reason::header_cut)  // there is no more of a header than its page
+      require(parted.fault.reason == landing.fault.reason && parted.fault.numbers == landing.fault.numbers);
+  }
   for (std::size_t at = 0; at < kBlockNbytes; ++at) require(caller[at] == kUntouched);
   if (landing.copied) {
     require(landing.landed == Landed::right && claims.settle(1) == Claims::Settled::first);

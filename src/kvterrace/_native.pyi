@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from kvterrace.buffers import Bytes
 from kvterrace.io.base import IoResult
 
 class Hook:
@@ -127,6 +128,7 @@ class Claims:
     def __len__(self) -> int: ...
     def begin_copy(self, at: int) -> bool: ...
     def end_copy(self, at: int) -> None: ...
+    def abandon_copy(self, at: int) -> None: ...
     def settle(self, at: int) -> bool: ...
     def give_up(self) -> list[int]: ...
     def is_open(self, at: int) -> bool: ...
@@ -170,8 +172,11 @@ class Landing:
         claim: int = 0,
         parts: tuple[int, int] | None = None,
         base: int = 0,
+        runs: list[Bytes] = ...,
     ) -> None:
-        """`memory`: header, then the payload from its offset `base` on. `places`: None to promote only."""
+        """`memory`: header, then the payload from its offset `base` on. `places`: None to promote only. `runs`: where
+        the payload lands, if not in `memory`: memory of the caller's whose claim whoever submits the read holds.
+        """
     @property
     def landed(self) -> int: ...
     @property

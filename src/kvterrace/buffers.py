@@ -29,6 +29,9 @@ Bytes = npt.NDArray[np.uint8]
 
 _Form = tuple[tuple[int, ...], tuple[int, ...], int]
 
+#: Of I/O, as in `kvterrace.io.base`; and the least that is worth an entry of its own in a request.
+_PAGE_NBYTES, _RUN_NBYTES = 4096, 8192
+
 #: Steps that one question whether two arrays share memory may take; beyond that they are taken to.
 _MAX_WORK = 1000
 
@@ -111,6 +114,18 @@ class BlockBuffers:
         """
         return list(self._pieces)
 
+    @property
+    def in_pages(self) -> bool:
+        """Whether each block lies in a few runs of whole pages, so that a drive can read into it: see `runs`."""
+        return bool(self.blocks) and all(_in_pages(array) for array in self._runs_of())
+
+    def runs(self, block: int) -> list[Bytes]:
+        """The memory of `block`, in order; its parts lie end to end over these. Only if `in_pages`."""
+        return [array[block].reshape(-1).view(np.uint8) for array in self._runs_of()]
+
+    def _runs_of(self) -> list[npt.NDArray[Any]]:
+        return self._pieces if self._in_one_piece else self._arrays
+
     def copy_in(self, block: int, part: int, slot: Bytes) -> None:
         """Copy the caller's part of `block` into `slot` (exactly its bytes). `part` counts from `parts.start`."""
         array = self._arrays[part][block]
@@ -125,6 +140,12 @@ class BlockBuffers:
             view = piece[block]
             np.copyto(view, payload[at : at + view.nbytes].view(view.dtype).reshape(view.shape))
             at += view.nbytes
+
+
+def _in_pages(array: npt.NDArray[Any]) -> bool:
+    first = array[0]
+    numbers = first.__array_interface__["data"][0], first.nbytes, *(array.strides[:1] if len(array) > 1 else ())
+    return first.flags.c_contiguous and first.nbytes >= _RUN_NBYTES and not any(one % _PAGE_NBYTES for one in numbers)
 
 
 def _parts_of(layout: KVLayout, layers: object) -> range:

@@ -141,13 +141,16 @@ class Store:
 
         Args:
             out: the caller's memory for these blocks, in one of the forms of `kvterrace.buffers`; writable; lent
-                until the transfer is done. Only blocks that end in `Hit` are written.
+                until the transfer is done. With a deadline, or in memory that does not lie in whole pages of 4 KiB,
+                only blocks that end in `Hit` are written. Otherwise a drive may read straight into it: then what
+                belongs to a block that ends in anything else may hold anything.
             stop: None: to the end of the chain.
             layers: only these layers (`range` of step 1); `out` then holds just their parts. Such a read does not
                 promote.
             sequence: as for `put`: who asks. Only a trace makes use of it.
             deadline_s: seconds from now; blocks that are not there by then end in `Expired`, their memory untouched.
-                Without one, a read is given up likewise when no block of it has come for 30 s.
+                Without one, a read is given up likewise when no block of it has come for 30 s; but what a drive reads
+                straight into `out` stays `Pending`, and `out` lent, until the drive has answered.
 
         Raises:
             LayoutError: `out` does not fit. StoreClosedError. IndexError: no such blocks. ConfigError: an argument of
@@ -206,7 +209,7 @@ class Store:
         require_transfer(transfer)
         timeout_s = _limit(timeout_s)
         self._require_own_process()
-        self._driver.wait_for(lambda: transfer.done, timeout_s)
+        self._driver.wait_for(lambda: transfer.done, timeout_s, urgent=True)
         with self._driver.lock:
             if transfer in self._mover.finished:
                 self._mover.finished.remove(transfer)

@@ -76,7 +76,7 @@ class DeviceFailed:
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """The deadline passed first. The caller's buffer was not touched and will not be."""
+    """The deadline passed first. The caller's buffer will not be touched, and was not, if there was a deadline."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,12 +102,20 @@ class StoreMachine(RuleBasedStateMachine):
         stop = data.draw(st.integers(start, len(chain)), label="stop")
         layers = data.draw(st.sampled_from([None, None, range(1), range(1, 2), range(2)]), label="layers")
         deadline_s = data.draw(st.sampled_from([None, 0.0, 0.00005, 0.0002, 0.001]), label="deadline_s")
-        self.submit_get(chain, start, stop, layers, deadline_s, wait)
+        in_pages = data.draw(st.booleans(), label="in_pages")
+        self.submit_get(chain, start, stop, layers, deadline_s, wait, in_pages)
 
     def submit_get(
-        self, chain: KeyChain, start: int, stop: int, layers: range | None, deadline_s: float | None, wait: bool
+        self,
+        chain: KeyChain,
+        start: int,
+        stop: int,
+        layers: range | None,
+        deadline_s: float | None,
+        wait: bool,
+        in_pages: bool = True,
     ) -> Get:
-        get = Get(self.box.store, chain, start, stop, layers=layers, deadline_s=deadline_s)
+        get = Get(self.box.store, chain, start, stop, layers=layers, deadline_s=deadline_s, in_pages=in_pages)
         self.asked_get += stop - start
         self.gets.append((get, self.given_up & set(list(chain)[start:stop])))
         if wait:

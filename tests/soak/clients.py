@@ -169,6 +169,7 @@ class Client(threading.Thread):
     def _send_get(self, chain: KeyChain, start: int, stop: int, layers: range | None = None) -> _Sent:
         lent = Lent(self._rng, chain, start, stop, layers)
         deadline_s = self._deadline()
+        lent.unhurried = deadline_s is None
         sent_s, leaps = time.monotonic(), self._life.leaps
         with self._op("get", CALL_S):
             transfer = self._life.store.get(

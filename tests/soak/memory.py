@@ -11,6 +11,7 @@ from tests.soak.truth import content
 
 from kvterrace import Hit, KeyChain
 from kvterrace.buffers import Bytes
+from kvterrace.io.base import PAGE_NBYTES
 
 GUARD = 0xA5
 _GUARD_NBYTES = 64
@@ -19,7 +20,9 @@ _MOST_PARTS = 16
 
 
 class Lent:
-    """Memory for blocks `start..stop` of a chain, in one of the two forms that the library takes."""
+    """Memory for blocks `start..stop` of a chain, in one of the two forms that the library takes; often on a page
+    boundary.
+    """
 
     def __init__(self, rng: random.Random, chain: KeyChain, start: int, stop: int, layers: range | None = None) -> None:
         layout = chain.namespace.layout
@@ -34,7 +37,13 @@ class Lent:
         self._sizes = sizes if self._gap else (self.width,)
         row = self.width + self._gap * len(self._sizes)
         rows = stop - start
-        self.memory: Bytes = np.full(2 * _GUARD_NBYTES + rows * row, GUARD, np.uint8)
+        room = np.full(2 * _GUARD_NBYTES + rows * row + 2 * PAGE_NBYTES, GUARD, np.uint8)
+        in_pages = rng.random() < 0.5
+        self._whole_pages = in_pages and not self._gap and layers is None and row % PAGE_NBYTES == 0
+        at = -room.ctypes.data % PAGE_NBYTES + (PAGE_NBYTES - _GUARD_NBYTES if in_pages else 0)
+        self.memory: Bytes = room[at : at + 2 * _GUARD_NBYTES + rows * row]
+        #: Whether the read has no deadline: then the drive may read into whole pages itself.
+        self.unhurried = False
         self._rows = self.memory[_GUARD_NBYTES : _GUARD_NBYTES + rows * row].reshape(rows, row)
         self.argument: Any = self.memory[_GUARD_NBYTES : _GUARD_NBYTES + rows * row]
         if self._gap:
@@ -47,12 +56,16 @@ class Lent:
         return self
 
     def wrong(self, outcomes: Sequence[object]) -> str | None:
-        """What is not as it must be: hits hold their block, all else is as it was. None if all is well."""
+        """What is not as it must be: hits hold their block, all else is as it was, but for blocks that were lent to the
+        drive. None if all is well.
+        """
         expected = np.full_like(self.memory, GUARD)
         rows = expected[_GUARD_NBYTES : len(expected) - _GUARD_NBYTES].reshape(self._rows.shape)
         for at, outcome in enumerate(outcomes):
             if isinstance(outcome, Hit):
                 self._lay(rows[at], at)
+            elif self.unhurried and self._whole_pages:
+                rows[at] = self._rows[at]
         if np.array_equal(self.memory, expected):
             return None
         differ = np.flatnonzero(self.memory != expected)

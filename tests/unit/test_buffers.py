@@ -412,3 +412,50 @@ def test_nothing_that_overlaps_is_read_into(
 def test_no_blocks_overlap_nothing() -> None:
     empty = np.zeros((0, 2, 2, 4), np.float16)
     BlockBuffers(KVLayout(1, 2, 4, "float16", 2), [empty, empty], 0).require_writable()
+
+
+# -- memory that a drive can read into ---------------------------------------------------------------------------------
+
+#: Four parts of 8 KiB.
+PAGED = KVLayout(layers=2, kv_heads=4, head_dim=64, dtype="float16", block_tokens=16)
+
+
+def pages(nbytes: int, off: int = 0) -> Bytes:
+    """Random bytes from `off` bytes behind a page boundary on."""
+    memory = random_bytes(nbytes + 2 * 4096)
+    start = -memory.ctypes.data % 4096 + off
+    return memory[start : start + nbytes]
+
+
+def test_blocks_in_pages_are_few_runs_of_the_callers_own_memory() -> None:
+    one = pages(3 * 32768)
+    buffers = BlockBuffers(PAGED, one, 3)
+    assert buffers.in_pages
+    (run,) = buffers.runs(2)
+    assert (run.ctypes.data, run.nbytes) == (one.ctypes.data + 2 * 32768, 32768)
+
+    arrays = [pages(3 * 8192 * 2).view(np.uint16).reshape(6, 4, 16, 64)[::2] for _ in range(4)]
+    parted = BlockBuffers(PAGED, arrays, 3)
+    assert parted.in_pages
+    assert [run.ctypes.data for run in parted.runs(1)] == [array.ctypes.data + 2 * 8192 for array in arrays]
+    assert b"".join(run.tobytes() for run in parted.runs(1)) == b"".join(array[1].tobytes() for array in arrays)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        pages(3 * 32768, 64),
+        [pages(3 * 8192).reshape(3, 8192)] * 3 + [pages(3 * 8192, 512).reshape(3, 8192)],
+        [pages(3 * 8256).reshape(3, 8256)[:, :8192]] * 4,
+        [pages(3 * 8192).view(np.uint16).reshape(3, 64, 64).transpose(0, 2, 1)] * 4,
+    ],
+    ids=["off a boundary", "one part off", "blocks at odd distances", "elements apart"],
+)
+def test_other_memory_does_not_lie_in_pages(source: Any) -> None:
+    assert not BlockBuffers(PAGED, source, 3).in_pages
+
+
+def test_blocks_that_end_within_a_page_and_no_blocks_do_not_lie_in_pages() -> None:
+    layout = KVLayout(layers=1, kv_heads=1, head_dim=64, dtype="float16", block_tokens=40)  # 10,240 B
+    assert not BlockBuffers(layout, pages(2 * 10240), 2).in_pages
+    assert not BlockBuffers(PAGED, b"", 0).in_pages

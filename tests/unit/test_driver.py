@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from tests.harness import Box
 
 from kvterrace.clock import SystemClock
-from kvterrace.engine.driver import Driver
+from kvterrace.engine.driver import Driver, _Wait
 from kvterrace.io.base import IoClass, IoKind, IoRequest
 from kvterrace.io.posix import PosixEngine
 from kvterrace.store import Store
@@ -29,8 +31,10 @@ def turn(store: Store) -> None:
     assert taken.wait(30.0)
 
 
-def in_background(driver: Driver, done: object, ended: list[bool]) -> threading.Thread:
-    thread = threading.Thread(target=lambda: ended.append(driver.wait_for(done, 30.0)))  # type: ignore[arg-type]
+def in_background(driver: Driver, done: object, ended: list[bool], *, urgent: bool = False) -> threading.Thread:
+    thread = threading.Thread(
+        target=lambda: ended.append(driver.wait_for(done, 30.0, urgent=urgent))  # type: ignore[arg-type]
+    )
     thread.start()
     return thread
 
@@ -100,3 +104,53 @@ def test_all_who_wait_are_told_of_a_failed_store(store: Store) -> None:
     for waiter in waiters:
         waiter.join(30.0)
     assert ended == [False] * 3
+
+
+def test_who_waits_is_woken_before_writes_are_looked_after(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    flag, once, written = threading.Event(), threading.Event(), threading.Event()
+    writes: list[bool] = []
+    pump = store._mover.pump
+
+    def noted(**options: bool) -> None:
+        if flag.is_set():
+            writes.append(options.get("writes", True))
+            if writes[-1]:
+                written.set()
+        pump(**options)
+
+    monkeypatch.setattr(store._mover, "pump", noted)
+
+    def done() -> bool:
+        once.set()
+        return flag.is_set()
+
+    ended: list[bool] = []
+    waiter = in_background(store._driver, done, ended, urgent=True)
+    assert once.wait(30.0)
+    with store._driver.lock:
+        flag.set()
+    turn(store)
+    waiter.join(30.0)
+    assert ended == [True]
+    assert written.wait(30.0)  # in a turn of its own, without a result
+    assert writes[0] is False
+
+
+def test_writes_do_not_wait_for_ever_behind_those_who_are_woken(tmp_path: Path) -> None:
+    box = Box(tmp_path / "store")
+    driver, pumped = box.store._driver, list[bool]()
+    pump = box.store._mover.pump
+
+    def noted(**options: bool) -> None:
+        pumped.append(options.get("writes", True))
+        pump(**options)
+
+    box.store._mover.pump = noted  # type: ignore[method-assign]
+    for _ in range(12):
+        driver._waits = [_Wait(lambda: True, urgent=True)]  # somebody new each time
+        driver._step(0.0)
+        box.clock.advance(0.002)
+    driver._waits = []
+    assert pumped == [False, False, False, True] * 3
+    box.store._mover.pump = pump  # type: ignore[method-assign]
+    box.store.close()

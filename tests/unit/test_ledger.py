@@ -226,6 +226,16 @@ def test_a_batch_and_a_segment_have_an_end() -> None:
     check_ledger(ledger)
 
 
+def test_one_write_takes_eight_mebibytes_of_blocks_and_their_headers() -> None:
+    record = (2 << 20) + 4096
+    space = SegmentSpace(4 * 32 * record, 32 * record, lambda records, namespaces: 4096)
+    ledger = Ledger(12 * record, space)
+    ledger.add_namespace(0, Geometry(4096, 2 << 20), SMALL.digest)
+    put(ledger, chain_of(SMALL, [0] * 12), 0.0)
+    open_segment(ledger)
+    assert [len(write(ledger, 0.0).ids) for _ in range(3)] == [4, 4, 4]
+
+
 def test_a_large_idle_block_is_not_stuck_behind_a_small_busy_one() -> None:
     """The open segment has room for a small record, and none for the large one that is due."""
     ledger = make(dram_blocks=40, after_s=2.0)

@@ -52,6 +52,21 @@ def test_a_block_is_not_settled_while_it_is_copied(new: New) -> None:
     assert claims.settle(1) and not claims.is_open(1)
 
 
+def test_a_copy_that_came_to_nothing_leaves_its_block_open(new: New) -> None:
+    claims = new(2)
+    with pytest.raises(RuntimeError, match="no copy of block 0 is under way"):
+        claims.abandon_copy(0)
+    assert claims.begin_copy(0) and claims.begin_copy(1)
+    claims.abandon_copy(0)
+    claims.end_copy(1)
+    with pytest.raises(RuntimeError, match="no copy of block 1 is under way"):
+        claims.abandon_copy(1)
+    assert claims.is_open(0) and claims.begin_copy(0)
+    claims.abandon_copy(0)
+    assert claims.give_up() == [0]
+    assert not claims.begin_copy(0)
+
+
 def test_the_first_word_counts(new: New) -> None:
     claims = new(1)
     assert claims.settle(0)

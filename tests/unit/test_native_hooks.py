@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import itertools
 import struct
 import threading
 import weakref
@@ -12,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.unit.native_twins import (
     BLOCKS,
     FIELDS,
@@ -199,6 +202,40 @@ def test_memory_that_is_cut(nbytes: int) -> None:
     assert found == expected and copied == [False]
     words = "too short" if nbytes < 208 else "is cut at" if nbytes < 4096 else "is not in the"
     assert isinstance(found[0], Corrupt) and words in found[0].reason
+
+
+@given(st.data())
+def test_a_payload_in_runs_is_judged_as_one_in_a_piece(data: st.DataObject) -> None:
+    """Wherever it is cut, and whatever is wrong with it."""
+    record = record_of(CHAIN, 1)[: 4096 + 256].copy()
+    if data.draw(st.booleans(), label="harmed"):
+        record[data.draw(st.integers(0, len(record) - 1), label="at")] ^= 1 << data.draw(st.integers(0, 7))
+    cuts = sorted(data.draw(st.lists(st.integers(0, 256), max_size=5), label="cuts"))
+    runs = [record[4096 + a : 4096 + b].copy() for a, b in itertools.pairwise([0, *cuts, 256])]
+    whole = one_landing(record)
+    parted = native.Landing(record[:4096].copy(), shape_of(SMALL), CHAIN.key(1), PUT_SEQ, NONCE, OFFSET, runs=runs)
+    native.ReadHook([parted])(done(4096 + 256))
+    assert (parted.landed, parted.fault) == (whole.landed, whole.fault)
+    assert parted.copied == (parted.landed == Landed.RIGHT)
+
+
+def test_a_payload_in_runs_that_did_not_arrive_whole_is_missing() -> None:
+    record = record_of(CHAIN, 1)
+    for nbytes, landed in ((4096, Landed.MISSING), (4096 + 255, Landed.MISSING), (4096 + 256, Landed.RIGHT)):
+        runs = [record[4096 : 4096 + 100].copy(), record[4096 + 100 : 4096 + 256].copy()]
+        one = native.Landing(record[:4096].copy(), shape_of(SMALL), CHAIN.key(1), PUT_SEQ, NONCE, OFFSET, runs=runs)
+        native.ReadHook([one])(done(nbytes))
+        assert one.landed == landed, nbytes
+
+
+@pytest.mark.parametrize(
+    ("header_nbytes", "run_nbytes", "more"),
+    [(4096, 255, {}), (4096, 257, {}), (8192, 256, {}), (4096, 256, {"parts": (0, 1)}), (4096, 256, {"base": 64})],
+)
+def test_runs_that_are_not_the_payload_are_refused(header_nbytes: int, run_nbytes: int, more: dict[str, Any]) -> None:
+    header, run = np.zeros(header_nbytes, np.uint8), np.zeros(run_nbytes, np.uint8)
+    with pytest.raises(ValueError, match="the whole payload"):
+        native.Landing(header, shape_of(SMALL), CHAIN.key(1), PUT_SEQ, NONCE, OFFSET, runs=[run], **more)
 
 
 def test_a_part_that_the_record_lacks() -> None:

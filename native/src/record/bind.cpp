@@ -120,6 +120,13 @@ void bind_places(nb::module_& module) {
           },
           nb::arg("at"), "The copy has ended. Raises RuntimeError if none was under way: a bug.")
       .def(
+          "abandon_copy",
+          [](Claims& self, std::size_t at) {
+            if (!self.abandon_copy(checked(self, at)))
+              throw std::runtime_error("no copy of block " + std::to_string(at) + " is under way");
+          },
+          nb::arg("at"), "The copy came to nothing: the block is open again. Raises RuntimeError as `end_copy`.")
+      .def(
           "settle",
           [](Claims& self, std::size_t at) {
             const Claims::Settled settled = self.settle(checked(self, at));

@@ -21,6 +21,7 @@ struct Owned : Item {
         owners{std::move(of_shape), std::move(of_claims), std::move(of_places)} {}
 
   std::shared_ptr<Loan> loan;
+  std::vector<std::shared_ptr<Loan>> run_loans;
   nb::object owners[3];
 };
 
@@ -80,7 +81,7 @@ using Range = std::optional<std::pair<std::int64_t, std::int64_t>>;
 void make_landing(Owned<Landing>* self, nb::handle memory, const nb::object& shape, const nb::bytes& key,
                   std::uint64_t put_seq, const nb::bytes& nonce, std::uint64_t offset, const nb::object& places,
                   std::size_t block, const nb::object& claims, std::size_t claim, const Range& parts,
-                  std::int64_t base) {
+                  std::int64_t base, const nb::list& runs) {
   const auto& known = nb::cast<RecordShape&>(shape);
   const Target target = target_of(places, block, claims, claim, known);
   require_writable(places);
@@ -94,8 +95,19 @@ void make_landing(Owned<Landing>* self, nb::handle memory, const nb::object& sha
   }
   auto loan = std::make_shared<Loan>(memory, PyBUF_WRITABLE);
   const Identity identity{fixed<32>(key, "key"), put_seq, fixed<16>(nonce, "nonce"), offset};
-  const Landing landing{loan->memory(), &known, identity, range, base, target, Landed::unseen, false, {}};
-  new (self) Owned<Landing>(landing, loan, shape, claims, places);
+  Landing landing{loan->memory(), &known, identity, range, base, target, Landed::unseen, false, {}};
+  std::vector<std::shared_ptr<Loan>> run_loans;
+  std::size_t payload_nbytes = 0;
+  for (nb::handle run : runs) {
+    run_loans.push_back(std::make_shared<Loan>(run, PyBUF_WRITABLE));
+    landing.runs.push_back(run_loans.back()->memory());
+    payload_nbytes += landing.runs.back().nbytes;
+  }
+  if (!landing.runs.empty() && (known.part_nbytes.empty() || target.places != nullptr || parts || base != 0 ||
+                                payload_nbytes != known.payload_nbytes || loan->memory().nbytes != known.header_nbytes))
+    refuse("runs take the whole payload of a record of known layout, and `memory` its header alone");
+  new (self) Owned<Landing>(std::move(landing), loan, shape, claims, places);
+  self->run_loans = std::move(run_loans);
 }
 
 void make_copy(Owned<Copy>* self, nb::handle slot, const nb::object& shape, const nb::object& places, std::size_t block,
@@ -135,8 +147,10 @@ void bind_hooks(nb::module_& module) {
       .def("__init__", &make_landing, nb::arg("memory"), nb::arg("shape"), nb::arg("key"), nb::arg("put_seq"),
            nb::arg("nonce"), nb::arg("offset"), nb::kw_only(), nb::arg("places") = nb::none(), nb::arg("block") = 0,
            nb::arg("claims") = nb::none(), nb::arg("claim") = 0, nb::arg("parts") = nb::none(), nb::arg("base") = 0,
+           nb::arg("runs") = nb::list(),
            "`memory`: header, then the payload from its offset `base` on. `parts`: (start, stop) of those to verify, or "
-           "all. `places`: None to promote only.")
+           "all. `places`: None to promote only. `runs`: where the payload lands, if not in `memory`: memory of the "
+           "caller's whose claim whoever submits the read holds.")
       .def_prop_ro("landed", [](const Owned<Landing>& one) { return static_cast<int>(one.landed); })
       .def_prop_ro("copied", [](const Owned<Landing>& one) { return one.copied; })
       .def_prop_ro("fault", &fault_of, "(reason, its numbers, bytes found): `kvterrace.format.passes` has the words.");

@@ -9,8 +9,9 @@
 
 namespace kvterrace::record {
 
-// One state for each block: open, then perhaps being copied and copied, then settled; never back. A block is copied by one
-// at most, never once it is settled, and is not settled while it is copied. Any thread; nothing blocks.
+// One state for each block: open, then perhaps being copied and copied, then settled. A copy that came to nothing leaves
+// its block open; else never back. A block is copied by one at most, never once it is settled, and is not settled while it is
+// copied. Any thread; nothing blocks.
 class Claims {
  public:
   enum class Settled : std::uint8_t { first, before, refused };
@@ -26,6 +27,9 @@ class Claims {
 
   // The copy has ended, and what it wrote is there for whoever settles the block. False if none was under way.
   bool end_copy(std::size_t at) noexcept { return move(at, kCopying, kCopied); }
+
+  // The copy came to nothing: what it wrote is not believed, and the block is open again. False if none was under way.
+  bool abandon_copy(std::size_t at) noexcept { return move(at, kCopying, kOpen); }
 
   // Settles a block: `first` if this was the first word, `before` if it was settled, `refused` while it is copied.
   Settled settle(std::size_t at) noexcept {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "crc32c.h"
+
 namespace kvterrace::record {
 namespace {
 
@@ -27,15 +29,35 @@ bool is_stale(Reason reason) noexcept {
   }
 }
 
+// The parts lie end to end over the runs: `check_layout` has seen to the former, whoever made the landing to the latter.
+Fault verify_runs(const Header& header, const std::vector<Memory>& runs) noexcept {
+  std::size_t run = 0, at = 0;
+  for (std::size_t number = 0; number < header.parts; ++number) {
+    const Part part = header.part(number);
+    std::uint32_t found = 0;
+    for (std::size_t left = part.nbytes; left > 0;) {
+      if (at == runs[run].nbytes) ++run, at = 0;
+      const std::size_t some = std::min(left, runs[run].nbytes - at);
+      found = crc32c(runs[run].address + at, some, found);
+      at += some;
+      left -= some;
+    }
+    if (found != part.crc32c) return Fault{Reason::part_crc, {number, found, part.crc32c}, {}};
+  }
+  return {};
+}
+
 Fault verify_all(const Landing& one, const std::uint8_t* payload, std::size_t nbytes) noexcept {
   Header header;
   if (const Fault fault = decode_header(one.memory.address, one.memory.nbytes, header)) return fault;
   if (const Fault fault = check_header(header, *one.shape, one.identity)) return fault;
   if (const Fault fault = check_layout(header, *one.shape)) return fault;
+  if (!one.runs.empty()) return verify_runs(header, one.runs);
   return verify_parts(header, payload, nbytes, one.parts, one.base);
 }
 
-// The caller's memory is not touched before all that is wanted was found right: only then is anything scattered.
+// The caller's memory is not touched before all that is wanted was found right - only then is anything scattered - unless
+// the caller has lent it to the read itself.
 void land(Landing& one) noexcept {
   const std::size_t header_nbytes = std::min(one.shape->header_nbytes, one.memory.nbytes);
   const std::uint8_t* payload = one.memory.address + header_nbytes;
@@ -44,7 +66,7 @@ void land(Landing& one) noexcept {
     one.landed = is_stale(one.fault.reason) ? Landed::stale : Landed::bad;
     return;
   }
-  one.copied = scatter(one.target, *one.shape, payload, one.base);
+  one.copied = !one.runs.empty() || scatter(one.target, *one.shape, payload, one.base);
   one.landed = Landed::right;
 }
 
@@ -54,13 +76,19 @@ void forget(const std::vector<Landing*>& landings) noexcept {
 
 }  // namespace
 
+std::size_t Landing::nbytes() const noexcept {
+  std::size_t sum = memory.nbytes;
+  for (const Memory& run : runs) sum += run.nbytes;
+  return sum;
+}
+
 // A landing that is read again, by itself, starts without the last verdict.
 ReadHook::ReadHook(std::vector<Landing*> landings) noexcept : landings_(std::move(landings)) { forget(landings_); }
 
 void ReadHook::run(const Completion& completion) noexcept {
   std::int64_t end = 0;
   for (Landing* one : landings_) {
-    end += static_cast<std::int64_t>(one->memory.nbytes);
+    end += static_cast<std::int64_t>(one->nbytes());
     if (completion.error != 0 || end > completion.nbytes)
       one->landed = Landed::missing;
     else

@@ -33,6 +33,8 @@ struct Target {
 enum class Landed : std::uint8_t { unseen = 0, right = 1, missing = 2, bad = 3, stale = 4 };
 
 // A record on its way into memory - its header, then its payload from offset `base` on - and what it must turn out to be.
+// With `runs` only the header lands in `memory`, and the whole payload in those, which are the caller's own: nothing is
+// left to copy, and whoever submitted the read holds the claim.
 struct Landing {
   Memory memory;
   const RecordShape* shape;
@@ -44,6 +46,9 @@ struct Landing {
   Landed landed = Landed::unseen;
   bool copied = false;  // the caller's memory was written: right, and the claim was won
   Fault fault;
+  std::vector<Memory> runs = {};
+
+  std::size_t nbytes() const noexcept;  // of all that the read brings
 };
 
 // A block on its way from a slot to the caller.

@@ -13,8 +13,8 @@ _OPEN, _COPYING, _COPIED, _SETTLED = range(4)
 
 
 class Claims(Protocol):
-    """States of a transfer's blocks, counted from 0: open, then perhaps being copied and copied, then settled; never
-    back. Any thread.
+    """States of a transfer's blocks, counted from 0: open, then perhaps being copied and copied, then settled. A copy
+    that came to nothing leaves its block open; else never back. Any thread.
     """
 
     def begin_copy(self, at: int, /) -> bool:
@@ -23,6 +23,10 @@ class Claims(Protocol):
 
     def end_copy(self, at: int, /) -> None:
         """The copy has ended. Raises RuntimeError if none was under way: a bug."""
+        ...
+
+    def abandon_copy(self, at: int, /) -> None:
+        """The copy came to nothing: the block is open again. Raises RuntimeError as `end_copy`."""
         ...
 
     def settle(self, at: int, /) -> bool:
@@ -55,10 +59,16 @@ class PythonClaims:
             return True
 
     def end_copy(self, at: int, /) -> None:
+        self._end(at, _COPIED)
+
+    def abandon_copy(self, at: int, /) -> None:
+        self._end(at, _OPEN)
+
+    def _end(self, at: int, state: int) -> None:
         with self._lock:
             if self._states[at] != _COPYING:
                 raise RuntimeError(f"no copy of block {at} is under way")
-            self._states[at] = _COPIED
+            self._states[at] = state
 
     def settle(self, at: int, /) -> bool:
         with self._lock:

@@ -9,7 +9,7 @@ import numpy as np
 
 from kvterrace.buffers import Bytes
 from kvterrace.clock import Clock
-from kvterrace.engine.blocks import Geometry
+from kvterrace.engine.blocks import Geometry, Ids
 from kvterrace.engine.counters import DriveStats, StoreStats
 from kvterrace.engine.ledger import Ledger
 from kvterrace.engine.space import volume_of
@@ -120,6 +120,11 @@ class Core:
         """The slot of `block`: room for one record image."""
         table = self.ledger.table
         return self.arena.view(int(table.slot[block]) * PAGE_NBYTES, self.ledger.geometry_of(block).record_nbytes)
+
+    def slots(self, ids: Ids) -> list[Bytes]:
+        """As `slot`, of blocks of one namespace."""
+        nbytes = self.ledger.geometry_of(int(ids[0])).record_nbytes
+        return [self.arena.view(page * PAGE_NBYTES, nbytes) for page in self.ledger.table.slot[ids].tolist()]
 
     def entry_of(self, block: int) -> NamespaceEntry:
         """The namespace of `block`."""

@@ -14,7 +14,8 @@ from kvterrace.engine.tree import Run, RunTree
 
 __all__ = ["DirtyRuns", "WriteBatch", "WritePolicy"]
 
-
+#: Plain: comparing what NumPy holds with an enum member takes many times as long.
+_READY = int(DramState.READY)
 #: A run in use all the time is written this many times `WritePolicy.after_s` after it first held something to write.
 _MOST_WAITS = 10
 
@@ -26,12 +27,12 @@ class WritePolicy:
     Attributes:
         after_s: behind: once a run has been idle this long, or was in use for ten times as long.
         dirty_fraction: sooner, once this share of the arena has no copy below.
-        batch_nbytes: at most this much in one sequential write.
+        batch_nbytes: at most this much in one sequential write: 8 MiB of payload, and its headers.
     """
 
     after_s: float = 2.0
     dirty_fraction: float = 0.5
-    batch_nbytes: int = 8 << 20
+    batch_nbytes: int = (8 << 20) + (64 << 10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ class DirtyRuns:
 
     def settle(self, run: Run) -> None:
         """Take `run` off the list if nothing of it waits or is under way."""
-        if run.number in self.since_s and not self._dirty(run.ids).any():
+        if run.number in self.since_s and not self._is_dirty(int(run.ids[-1])) and not self._dirty(run.ids).any():
             del self.since_s[run.number], self._first_s[run.number]
 
     def hurry(self, ids: Ids) -> None:
@@ -93,10 +94,15 @@ class DirtyRuns:
             self._first_s.update(first)
             self.since_s = first | {number: at_s for number, at_s in self.since_s.items() if number not in first}
 
+    def _is_dirty(self, block: int) -> bool:
+        """As `_dirty`, of one. Runs are written from their heads on: while the last is dirty, few look at all."""
+        table = self._table
+        return bool(table.state[block] == _READY and table.segment[block] == NOWHERE and not table.spent[block])
+
     def _dirty(self, ids: Ids) -> npt.NDArray[np.bool_]:
         table = self._table
         dirty: npt.NDArray[np.bool_] = (
-            (table.state[ids] == DramState.READY) & (table.segment[ids] == NOWHERE) & ~table.spent[ids]
+            (table.state[ids] == _READY) & (table.segment[ids] == NOWHERE) & ~table.spent[ids]
         )
         return dirty
 
@@ -115,12 +121,19 @@ class DirtyRuns:
 
     def owes(self, put_seq: int) -> bool:
         """Whether some block put before the put-sequence number `put_seq` has no copy below yet."""
-        put_seqs = self._table.put_seq
-        return any((put_seqs[self._wanted(self._tree.run(number))] < put_seq).any() for number in self.since_s)
+        put_seqs, runs = self._table.put_seq, [self._tree.run(number) for number in self.since_s]
+        if any(self._is_dirty(int(run.ids[-1])) and self._owes_of(run.ids[-1:], put_seq) for run in runs):
+            return True
+        return any((put_seqs[self._wanted(run)] < put_seq).any() for run in runs)
+
+    def _owes_of(self, ids: Ids, put_seq: int) -> bool:
+        return bool((self._table.put_seq[ids] < put_seq).all() and not self._doomed(ids).any())
 
     def _first(self, space: SegmentSpace, refused: Callable[[int], bool]) -> list[int]:
         """What waits of `space.first` and is not left to another volume."""
         table, ids = self._table, space.first
+        if not len(ids):
+            return []
         ids = ids[(table.run[ids] != NOWHERE) & self._dirty(ids) & ~table.writing[ids]]
         return [block for block in ids[~self._doomed(ids)].tolist() if not refused(block)]
 
@@ -146,7 +159,7 @@ class DirtyRuns:
         """
         segment = space.open
         space.open_is_full = False
-        if segment is None:
+        if segment is None or not (self.since_s or len(space.first)):
             return None
         chosen: list[int] = []
         taken: set[int] = set()

@@ -15,12 +15,15 @@ from kvterrace.engine.extents import ExtentAllocator
 from kvterrace.engine.tree import Run, RunTree
 from kvterrace.format.record import PAGE_NBYTES
 from kvterrace.policy.eviction import EvictionPolicy
+from kvterrace.policy.promotion import PromotionRule, SecondTouch
 from kvterrace.types import Tier
 
 __all__ = ["AWAITED_S", "DramSpace"]
 
 #: What was prefetched stands back for no other prefetch, and is given up for others last, for this long.
 AWAITED_S = 10.0
+#: Plain: as in `reader`.
+_READY = int(DramState.READY)
 #: Runs that are looked at one by one for something to give up, before all are looked at at once.
 _RUNS_TRIED = 16
 
@@ -33,6 +36,7 @@ class DramSpace:
 
     def __init__(self, nbytes: int, table: BlockTable, tree: RunTree, policy: EvictionPolicy) -> None:
         self.policy = policy
+        self.promotion: PromotionRule = SecondTouch(nbytes)
         self.allocator = ExtentAllocator(nbytes)
         self._table = table
         self._tree = tree
@@ -50,6 +54,12 @@ class DramSpace:
         """How many blocks of a run have a slot."""
         return int(self._resident[run]) if run < len(self._resident) else 0
 
+    def keeps(self, ids: Ids, slot_nbytes: int) -> npt.NDArray[np.bool_]:
+        """For each block that is read from below and needs no slot for that, whether it is to get one all the same. The
+        others are read past DRAM, now.
+        """
+        return self.promotion.keeps(ids, slot_nbytes, self.allocator.free_nbytes)
+
     def take(self, ids: Ids, offsets: list[int], state: DramState) -> None:
         """Blocks `ids` have the extents at `offsets` as their slots, to be filled."""
         table = self._table
@@ -63,10 +73,11 @@ class DramSpace:
                 self.policy.insert(run)
             self._resident[run] += count
 
-    def ready(self, block: int) -> None:
-        """The slot of `block` holds the block now."""
-        self._table.state[block] = DramState.READY
-        self.ready_nbytes += self.allocator.size_of(self.offset(block))
+    def ready(self, ids: Ids) -> None:
+        """The slots of these blocks hold them now."""
+        self._table.state[ids] = _READY
+        size_of = self.allocator.size_of
+        self.ready_nbytes += sum([size_of(slot * PAGE_NBYTES) for slot in self._table.slot[ids].tolist()])
 
     @property
     def awaited(self) -> int:

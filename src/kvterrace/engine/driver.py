@@ -16,12 +16,18 @@ __all__ = ["Driver"]
 
 _log = logging.getLogger(__name__)
 
+#: How long the driver sleeps after it has woken somebody, before it looks after writes: until that one has the GIL.
+_SOON_S = 0.001
+#: Turns that wake somebody may leave writes out for this long.
+_OWED_S = 0.005
+
 
 @dataclass(slots=True, eq=False)
 class _Wait:
     """What somebody waits for. Once it was so, it counts, whatever comes after."""
 
     done: Callable[[], bool]
+    urgent: bool
     over: bool = False
 
     def look(self) -> bool:
@@ -44,6 +50,7 @@ class Driver:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._waits: list[_Wait] = []
+        self._owed_s: float | None = None  # since when turns have left writes out
 
     def start(self, name: str) -> None:
         """Drive on a thread from now on."""
@@ -70,11 +77,11 @@ class Driver:
         if self._thread is None:
             self._step(0.0)
 
-    def wait_for(self, done: Callable[[], bool], timeout_s: float | None) -> bool:
+    def wait_for(self, done: Callable[[], bool], timeout_s: float | None, *, urgent: bool = False) -> bool:
         """Wait until `done()`, asked under the lock, on any thread; False after `timeout_s` (None: no limit) or if the
-        mover has failed.
+        mover has failed. `urgent`: a request waits, and `done` costs next to nothing.
         """
-        wait = _Wait(done)
+        wait = _Wait(done, urgent)
         limit_s = None if timeout_s is None else self._clock.monotonic_s() + max(0.0, timeout_s)
         while True:
             with self.lock:
@@ -106,11 +113,28 @@ class Driver:
                 self._stop.wait(0.1)
 
     def _step(self, timeout_s: float) -> None:
-        results = self._engine.poll(timeout_s)
+        results = self._engine.poll(timeout_s if self._owed_s is None else min(timeout_s, _SOON_S))
         with self.lock:
             self._mover.handle(results)
+            # A request is woken before writes are looked after, and has the GIL meanwhile.
+            if self._wake(urgent=True):
+                now_s = self._clock.monotonic_s()
+                if self._owed_s is None:
+                    self._owed_s = now_s
+                if now_s - self._owed_s < _OWED_S:
+                    self._mover.pump(writes=False)
+                    return
+            self._owed_s = None
             self._mover.pump()
             self._mover.follow()
-            # Asked here, so that nobody is woken for a batch of which half has come: that costs the GIL each time.
-            if self._mover.fault is not None or any(wait.look() for wait in self._waits):
-                self.lock.notify_all()
+            self._wake()
+
+    def _wake(self, *, urgent: bool = False) -> bool:
+        """Wake those whose wait is over, or those of them that are urgent; whether there were any. Asked after all of a
+        turn's results, so that nobody is woken for a batch of which half has come: that costs the GIL each time.
+        """
+        over = [wait.look() for wait in self._waits if wait.urgent or not urgent]
+        if self._mover.fault is None and not any(over):
+            return False
+        self.lock.notify_all()
+        return bool(over)

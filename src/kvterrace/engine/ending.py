@@ -71,7 +71,7 @@ def settle(mover: Mover, driver: Driver, timeout_s: float) -> tuple[bool, list[I
     """End transfers, write what is left, seal, stop the driver, within about `timeout_s`.
 
     Returns whether all was written and ended, and the engines at rest: nothing can reach their drives any more.
-    Callers' memory is not touched after this returns, unless a copy into it hangs.
+    Callers' memory is not touched after this returns, unless a copy into it hangs, or a read: those stay unsettled.
     """
     core, writers = mover.core, mover.writers
     limit_s = core.clock.monotonic_s() + timeout_s

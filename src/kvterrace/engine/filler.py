@@ -201,18 +201,19 @@ class Filler:
             now_s = core.clock.monotonic_s()
             if result.crash is not None:
                 _log.error("copying from a caller's buffer failed", exc_info=result.crash)
-            doomed = core.ledger.doomed(np.array([one.block for one in group], np.int32)).tolist()
-            for one, invalidated in zip(group, doomed, strict=True):
-                if one.done or (one.item is not None and one.item.done):
-                    core.ledger.filled(one.block, now_s)
+            ids = np.array([one.block for one in group], np.int32)
+            doomed = core.ledger.doomed(ids).tolist()
+            done = [one.done or (one.item is not None and one.item.done) for one in group]
+            core.ledger.filled_all(ids[done], now_s)
+            for one, filled, invalidated in zip(group, done, doomed, strict=True):
+                if filled:
                     core.stats.dram_written_nbytes += one.entry.geometry.payload_nbytes
                     # invalidated while it was filled: it goes at once, and may be put again after that
                     one.transfer.settle(one.index, Busy() if invalidated else Stored(Tier.DRAM))
                 else:
                     core.ledger.undo(one.block)  # given up before it was copied: settled already. Or the copy failed
                     one.transfer.settle(one.index, Rejected(f"the caller's buffer could not be read: {result.crash!r}"))
-            for one in reversed(group):
-                core.ledger.let_go(one.block)
+            core.ledger.let_go_all(ids[::-1])
 
         return on_result
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 
 from kvterrace.clock import Clock
@@ -58,7 +59,8 @@ class ReadGate:
             self.breaker.unused(ticket)
             return
         self._progress_s, self._silent_s = now_s, 0.0
-        if isinstance(result.error, FileNotFoundError):  # somebody has removed it: the drive is none the worse
+        if result.error is not None and result.error.errno in (errno.ENOENT, errno.EFAULT):
+            # somebody has removed it, or the memory is none that a drive can read into: the drive is none the worse
             self.breaker.unused(ticket)
         elif result.error is not None:
             self.breaker.failed(ticket, fault_of(result.error), str(result.error))

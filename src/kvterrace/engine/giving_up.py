@@ -53,6 +53,19 @@ class GivingUp:
         found: npt.NDArray[np.bool_] = np.isin(ids, list(self.doomed))
         return found
 
+    def let_go(self, ids: Ids) -> None:
+        """One use of each of these blocks, no two of them the same, has ended."""
+        table = self._table
+        users = table.users[ids] - 1
+        assert (users >= 0).all(), "a block was let go more often than held"
+        table.users[ids] = users
+        rest = ids[users == 0]
+        if not self.doomed:
+            rest = rest[(table.slot[rest] == NOWHERE) & (table.segment[rest] == NOWHERE)]
+        for block in rest.tolist():
+            if table.run[block] != NOWHERE:  # not pruned together with one behind it
+                self.tidy(block)
+
     def tidy(self, block: int) -> None:
         """Nobody uses the block any more, or nobody pins it: what waited for that is done now."""
         table = self._table

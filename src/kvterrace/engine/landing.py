@@ -6,11 +6,13 @@ Done by the native passes where they are there, and by the functions here where 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
-from typing import cast
+from typing import Protocol, cast
+
+import numpy as np
 
 from kvterrace.buffers import Bytes
 from kvterrace.engine.blocks import Geometry
@@ -28,6 +30,7 @@ from kvterrace.types import Corrupt, DeviceFailed, GetOutcome, Hit, Miss, Stale,
 __all__ = [
     "Copy",
     "Landing",
+    "NewLanding",
     "Want",
     "copy_ended",
     "copying",
@@ -44,6 +47,9 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
+#: Plain, and made once: it is asked for each block.
+_RIGHT, _FROM_SSD = int(Landed.RIGHT), Hit(Tier.SSD)
+
 Finish = Callable[[IoResult], object]
 
 
@@ -54,11 +60,15 @@ class Want:
     transfer: Transfer
     index: int
     block: int
+    staged: bool = False  # it is not to be read straight into the caller's memory (again)
 
 
 @dataclass(slots=True, eq=False)
 class Landing:
-    """A record on its way into `memory`, and what it must turn out to be."""
+    """A record on its way into `memory`, and what it must turn out to be. With `runs` only its header lands there, and
+    the payload in those: the caller's own memory, whose claim is held from before the read until its result is taken
+    in.
+    """
 
     want: Want
     memory: Bytes
@@ -75,6 +85,17 @@ class Landing:
     fault: DeviceFailed | None = None  # of the caller's buffer: the block itself is fine
     missing: bool = False  # the file ended before the record did, or was not there
     verdict: Verdict | None = None  # of the native pass, until it is taken in
+    runs: Sequence[Bytes] = ()
+
+    @property
+    def buffers(self) -> list[Bytes]:
+        """All memory that the record lands in, in order."""
+        return [self.memory, *self.runs]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the read brings."""
+        return self.memory.nbytes + sum(run.nbytes for run in self.runs)
 
     @property
     def where(self) -> str:
@@ -95,6 +116,12 @@ class Landing:
     def geometry(self) -> Geometry:
         """Its sizes."""
         return self.entry.geometry
+
+
+class NewLanding(Protocol):
+    """Makes the landing of a want, in `memory`."""
+
+    def __call__(self, want: Want, memory: Bytes, parts: range | None = None) -> Landing: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -193,12 +220,13 @@ def _native_landing(native: ModuleType, one: Landing, base: int) -> object:
         one.put_seq,
         one.nonce,
         one.offset,
-        places=transfer.places,
+        places=None if one.runs else transfer.places,
         block=at,
         claims=transfer.claims,
         claim=at,
         parts=None if one.parts is None else (one.parts.start, one.parts.stop),
         base=base,
+        runs=list(one.runs),
     )
     return one.verdict
 
@@ -208,26 +236,27 @@ def read_ended(one: Landing, result: IoResult) -> None:
     verdict, one.verdict = one.verdict, None
     if verdict is None:
         return  # the functions of Python set it
-    if verdict.landed == Landed.MISSING:
+    if verdict.landed == _RIGHT:
+        one.outcome = _FROM_SSD
+        meant = one.want.transfer.buffers is not None
+        assert verdict.copied or not meant or not one.want.transfer.is_open(one.want.index), "a block was not copied"
+    elif verdict.landed == Landed.MISSING:
         not_read(one, result)
     elif verdict.landed == Landed.UNSEEN:
         one.outcome = DeviceFailed(one.where, f"its bytes were not looked at: {result.crash!r}")
     else:
         one.outcome = _outcome_of(one, fault_of(verdict, one))
-        want = one.want
-        hit = isinstance(one.outcome, Hit) and want.transfer.buffers is not None
-        assert verdict.copied or not hit or not want.transfer.is_open(want.index), "a block was not copied"
 
 
 def finish_read(group: list[Landing], result: IoResult) -> None:
     """On the thread that completed the read: verify each record, and scatter those that are right."""
     end = 0
     for one in group:
-        end += one.memory.nbytes
+        end += one.nbytes
         if result.error is not None or result.expired or end > result.nbytes:
             not_read(one, result)
             continue
-        verify(one, one.memory[one.geometry.header_nbytes :], 0)
+        verify(one, np.concatenate(one.runs) if one.runs else one.memory[one.geometry.header_nbytes :], 0)
 
 
 def not_read(one: Landing, result: IoResult) -> None:
@@ -275,7 +304,7 @@ def verify(one: Landing, payload: Bytes, base: int) -> None:
         if fault is None and sizes is not None:
             fault = check_layout(header, sizes)
         fault = fault or verify_parts(header, payload, one.parts, base=base)
-    if fault is None:
+    if fault is None and not one.runs:
         one.fault = _scatter(one.want, payload, base)
     one.outcome = _outcome_of(one, fault)
 
@@ -287,4 +316,4 @@ def _outcome_of(one: Landing, fault: BadRecord | StaleRecord | None) -> GetOutco
         return Stale(one.where, fault.reason)
     if isinstance(fault, BadRecord):
         return Corrupt(one.where, fault.reason)
-    return Hit(Tier.SSD)
+    return _FROM_SSD

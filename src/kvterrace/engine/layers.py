@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
-from kvterrace.buffers import Bytes
 from kvterrace.engine.core import Core
-from kvterrace.engine.landing import Landing, Want, is_lost, not_read, read_ended, verifying
+from kvterrace.engine.landing import Landing, NewLanding, Want, is_lost, not_read, read_ended, verifying
 from kvterrace.engine.outbox import Outbox
 from kvterrace.engine.record_reads import stopped
 from kvterrace.format.record import PAGE_NBYTES
@@ -17,10 +15,6 @@ from kvterrace.types import Expired, GetOutcome
 __all__ = ["LayerReads"]
 
 
-class _NewLanding(Protocol):
-    def __call__(self, want: Want, memory: Bytes, parts: range | None = None) -> Landing: ...
-
-
 class LayerReads:
     """Called under the store's lock, except for what runs on the engine's threads."""
 
@@ -28,7 +22,7 @@ class LayerReads:
         self,
         core: Core,
         *,
-        landing: _NewLanding,
+        landing: NewLanding,
         discard: Callable[[Landing, GetOutcome], None],
         answer: Callable[[Want, GetOutcome], None],
     ) -> None:

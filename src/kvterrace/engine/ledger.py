@@ -7,6 +7,7 @@ anything. Production, replay and simulation drive the same ledger. Not thread-sa
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -179,11 +180,11 @@ class Ledger:
 
     def let_go(self, block: int) -> None:
         """One use of a block has ended."""
-        self.table.users[block] -= 1
-        assert self.table.users[block] >= 0, "a block was let go more often than held"
-        if self.table.users[block]:
-            return
-        self._giving_up.tidy(block)
+        self._giving_up.let_go(np.array([block], np.int32))
+
+    def let_go_all(self, ids: Ids) -> None:
+        """As `let_go`, for blocks of which no two are the same."""
+        self._giving_up.let_go(ids)
 
     def pin(self, ids: Ids) -> None:
         """Active KV: none of these blocks is evicted or dropped until `unpin`."""
@@ -195,8 +196,7 @@ class Ledger:
         assert (self.table.pins[ids] >= 0).all(), "a block was unpinned more often than pinned"
         nowhere = (self.table.slot[ids] == NOWHERE) & (self.table.segment[ids] == NOWHERE)
         for block in ids[(self.table.pins[ids] == 0) & (nowhere | self.doomed(ids))][::-1].tolist():
-            if self.table.run[block] != NOWHERE:  # not pruned together with one behind it
-                self._giving_up.tidy(block)
+            self.tidy(block)
 
     # -- room in DRAM --------------------------------------------------------------------------------------------------
 
@@ -282,20 +282,23 @@ class Ledger:
 
     def filled(self, block: int, now_s: float) -> None:
         """A put has filled the slot: the block is ready, and has no copy below."""
-        self.dram.ready(block)
-        self._below.owe(block, now_s)
+        self.filled_all(np.array([block], np.int32), now_s)
+
+    def filled_all(self, ids: Ids, now_s: float) -> None:
+        """As `filled`, for many blocks."""
+        self.dram.ready(ids)
+        for block in ids.tolist():
+            self._below.owe(block, now_s)
 
     def undo(self, block: int) -> None:
         """A put or a read did not fill the slot after all: give it back. The caller still holds the block."""
         assert self.table.state[block] in (DramState.FILLING, DramState.READING) and self.table.users[block] > 0
         self.dram.free(block)
 
-    def landed(self, block: int) -> None:
-        """A read has filled the slot with verified bytes: a second copy, free to be given up again. Or the only one, if
-        the one below was lost meanwhile (another read found it wrong): then it is to be written.
-        """
-        self.dram.ready(block)
-        if self.table.segment[block] == NOWHERE:
+    def landed(self, ids: Ids) -> None:
+        """Reads have filled the slots. What has lost its copy below meanwhile (by another read) is to be written."""
+        self.dram.ready(ids)
+        for block in ids[self.table.segment[ids] == NOWHERE].tolist():
             self._below.owe(block, float(self.tree.used_s[self.table.run[block]]))
 
     def lost(self, block: int, now_s: float, *, segment: int | None = None, page: int = NOWHERE) -> None:
@@ -335,20 +338,18 @@ class Ledger:
         """Whether dirty blocks wait that `space` (None: the only volume) takes, and its open segment could not take the
         next of them, or there is none.
         """
-        space = space or self.space
-        if space is None:
+        if (space := space or self.space) is None:
             return False
         return space.open_is_full if space.open is not None else self.dirty.wait_for(self.dealing.refused_by(space))
 
     def written(self, batch: WriteBatch) -> None:
         """A write has ended well: the copies count from now on."""
         ids, table = batch.ids, self.table
-        numbers, which = np.unique(table.run[ids], return_inverse=True)
-        sizes = np.array([self._slot_nbytes[self.tree.run(number).namespace] for number in numbers.tolist()])[which]
+        sizes = [self._slot_nbytes[self.tree.run(number).namespace] for number in table.run[ids].tolist()]
         space = self.space_of(batch.segment.number)
-        space.gain(table, batch.segment, ids, int(sizes.sum()), self.tree.used_s[table.run[ids]])
-        table.page[ids] = (batch.offset + np.cumsum(sizes) - sizes) // PAGE_NBYTES
-        self.dirty.nbytes -= int(sizes.sum())
+        space.gain(table, batch.segment, ids, batch.nbytes, self.tree.used_s[table.run[ids]])
+        table.page[ids] = [at // PAGE_NBYTES for at in accumulate(sizes[:-1], initial=batch.offset)]
+        self.dirty.nbytes -= batch.nbytes
         if table.on_enter is not None:
             table.on_enter(Tier.SSD, table.key[ids].tobytes())
         self._end_write(batch)
@@ -364,8 +365,7 @@ class Ledger:
         batch.segment.writers -= 1
         self.table.writing[batch.ids] = False
         runs = {self.tree.run(number) for number in set(self.table.run[batch.ids].tolist())}
-        for block in batch.ids.tolist():
-            self.let_go(block)
+        self._giving_up.let_go(batch.ids)
         for run in runs:
             self.dirty.settle(run)
 

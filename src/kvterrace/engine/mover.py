@@ -132,7 +132,9 @@ class Mover:
             self.fail(error)
 
     def abandon(self) -> list[Transfer]:
-        """Settle what is not done (the store is closing); returns it. Memory of callers is not touched after that."""
+        """Settle what is not done (the store is closing); returns it. Memory of callers is not touched after that, but
+        for what is being copied or read straight into it: that is not settled.
+        """
         left = list(self._active)
         for transfer in left:
             put = transfer.kind is TransferKind.PUT

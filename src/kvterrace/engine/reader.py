@@ -2,6 +2,7 @@
 
 A read lands in a slot of the arena, is verified there on the thread that completed it, and is scattered to the caller
 from there; the slot stays as the promoted copy. So bytes are copied once, and requests for one block share one read.
+What DRAM is not to keep goes past it, if it can: see `straight`.
 """
 
 from __future__ import annotations
@@ -27,10 +28,13 @@ from kvterrace.engine.layers import LayerReads
 from kvterrace.engine.outbox import Outbox
 from kvterrace.engine.record_reads import RecordReads, stopped
 from kvterrace.engine.space import Segment, SegmentState
+from kvterrace.engine.straight import StraightReads
 from kvterrace.engine.transfers import Transfer, TransferKind
+from kvterrace.engine.volume import Volume
 from kvterrace.engine.waiting import Line
 from kvterrace.format.record import PAGE_NBYTES
 from kvterrace.io.base import IoClass, IoKind, IoRequest, IoResult
+from kvterrace.keys import KEY_NBYTES
 from kvterrace.types import Busy, Expired, GetOutcome, Hit, Miss, Tier
 
 __all__ = ["Reader"]
@@ -57,15 +61,13 @@ class Reader:
         self._busy_after_s = busy_after_s
         self._waiting = (Line(), Line())  # demand, prefetch: no slot yet
         self._shared: dict[int, list[Want]] = {}  # block being read -> who else wants it
-        self._records = RecordReads(core, self._landed, expired=self._expired, time_left=self._time_left)
+        self._records = RecordReads(
+            core, self._landed, brought=self._brought, expired=self._expired, time_left=self._time_left
+        )
         #: By volume: told of a segment whose file a read says is gone or cut, and of that read.
         self.suspects: dict[int, Callable[[Segment, Landing], None]] = {}
-        self._layers = LayerReads(
-            core,
-            landing=self._landing,
-            discard=self._discard,
-            answer=self._answer,
-        )
+        self._layers = LayerReads(core, landing=self._landing, discard=self._discard, answer=self._answer)
+        self._straight = StraightReads(core, landing=self._landing, answer=self._answer, again=self._again)
 
     @property
     def waiting(self) -> int:
@@ -87,8 +89,11 @@ class Reader:
         copies: list[Want] = []
         table = ledger.table  # of blocks that are held, nothing in it changes before the next result is taken in
         columns = (one.tolist() for one in (mine, wanted, table.state[mine], table.segment[mine]))
+        line, readable = self._waiting[transfer.kind is TransferKind.PREFETCH], self._readable(table.segment[mine])
         for index, (block, alive, state, segment) in enumerate(zip(*columns, strict=True), transfer.start):
-            if alive:
+            if alive and state == _EMPTY and segment in readable:
+                line.add(Want(transfer, index, block))
+            elif alive:
                 self._send(Want(transfer, index, block), state, segment, copies)
                 if len(copies) == _COPIES_AT_ONCE:
                     self._copy(copies, Tier.DRAM)
@@ -98,6 +103,10 @@ class Reader:
         for index in range(max(transfer.start, len(ids)), transfer.stop):
             transfer.settle(index, Miss())
         self._copy(copies, Tier.DRAM)
+
+    def _readable(self, numbers: Ids) -> set[int]:
+        """Those of these segments whose drive is read from now."""
+        return {one for one in set(numbers.tolist()) if one != NOWHERE and self._core.volume_of(one).gate.is_open}
 
     def bring(self, blocks: Ids, now_s: float) -> Transfer:
         """Prefetch blocks by id, for the store itself (carrying them out of a segment). Those that find no room end
@@ -138,12 +147,15 @@ class Reader:
                 else:
                     batch = self._slotless(queue, at_once)
                     at_once *= 2
+                    batch, straight = self._straight.take(queue, batch)
+                    landings += straight
                     ids = np.array([one.block for one in batch], np.int32)
-                    got = self._reserve(ids, want.transfer)
-                    for _ in range(got):
-                        one, *others = queue.pop()
-                        landings.append(self._landing(one, self._core.slot(one.block)))
-                        self._shared[one.block] = others
+                    got = self._reserve(ids, batch[0].transfer) if batch else 0
+                    if got:
+                        ids = ids[:got]
+                        landings += self._landings(batch[:got], ids, self._core.slots(ids))
+                        for block in ids.tolist():
+                            self._shared[block] = queue.pop()[1:]
                     if io_class is IoClass.DEMAND and len(landings) >= _READS_AT_ONCE:
                         landings = self._records.send(landings, io_class, outbox, more_to_come=True)
                         outbox.send()
@@ -232,6 +244,11 @@ class Reader:
             else:
                 self._answer(want, stopped(volume))
 
+    def _again(self, want: Want) -> None:
+        copies: list[Want] = []
+        self._route(want, copies)
+        self._copy(copies, Tier.DRAM)
+
     # -- from DRAM -----------------------------------------------------------------------------------------------------
 
     def _copy(self, wants: list[Want], tier: Tier) -> None:
@@ -261,29 +278,36 @@ class Reader:
     # -- from the SSD --------------------------------------------------------------------------------------------------
 
     def _landing(self, want: Want, memory: Bytes, parts: range | None = None) -> Landing:
+        (one,) = self._landings([want], np.array([want.block], np.int32), [memory])
+        one.parts = parts
+        return one
+
+    def _landings(self, wants: list[Want], ids: Ids, memories: list[Bytes]) -> list[Landing]:
+        """Landings of `wants` for the blocks `ids`, all of one namespace, in these memories."""
         core, table = self._core, self._core.ledger.table
-        number, offset = int(table.segment[want.block]), int(table.page[want.block]) * PAGE_NBYTES
-        volume = core.volume_of(number)
-        segment = volume.space.segments[number]
-        entry = core.entry_of(want.block)
-        memory[:PAGE_NBYTES] = 0  # a completion that moved nothing must not find an old header here
-        return Landing(
-            want,
-            memory,
-            volume,
-            segment,
-            offset,
-            volume.files.nonce(number),
-            core.ledger.key_of(want.block),
-            entry,
-            int(table.put_seq[want.block]),
-            parts,
-            segment.state is SegmentState.GROWING,
-        )
+        entry, keys = core.entry_of(wants[0].block), table.key[ids].tobytes()
+        numbers = table.segment[ids].tolist()
+        places: dict[int, tuple[Volume, Segment, bytes, bool]] = {}
+        for number in set(numbers):
+            volume = core.volume_of(number)
+            segment = volume.space.segments[number]
+            growing = segment.state is SegmentState.GROWING
+            places[number] = volume, segment, volume.files.nonce(number), growing
+        landings = []
+        columns = wants, memories, numbers, table.page[ids].tolist(), table.put_seq[ids].tolist()
+        for at, (want, memory, number, page, put_seq) in enumerate(zip(*columns, strict=True)):
+            memory[:PAGE_NBYTES] = 0  # a completion that moved nothing must not find an old header here
+            volume, segment, nonce, growing = places[number]
+            key = keys[at * KEY_NBYTES : (at + 1) * KEY_NBYTES]
+            offset = page * PAGE_NBYTES
+            landings.append(Landing(want, memory, volume, segment, offset, nonce, key, entry, put_seq, None, growing))
+        return landings
 
     def _time_left(self, group: list[Landing]) -> float | None:
         """Seconds until nobody waits for any of these any more; None if somebody waits without a deadline."""
-        ends_s = [want.transfer.deadline_s for one in group for want in (one.want, *self._shared[one.want.block])]
+        ends_s = [
+            want.transfer.deadline_s for one in group for want in (one.want, *self._shared.get(one.want.block, ()))
+        ]
         if any(end_s is None for end_s in ends_s):
             return None
         return max(0.0, max(end_s or 0.0 for end_s in ends_s) - self._core.clock.monotonic_s())
@@ -297,23 +321,38 @@ class Reader:
             self._route(want, [])
         self._answer(one.want, Expired())
 
+    def _brought(self, landings: list[Landing]) -> None:
+        """Reads into slots have brought their blocks."""
+        ids = np.array([one.want.block for one in landings], np.int32)
+        self._core.ledger.landed(ids)
+        copies: list[Want] = []
+        ends: dict[Transfer, list[int]] = {}
+        for one in landings:
+            want, others = one.want, self._shared.pop(one.want.block)
+            if want.transfer.kind is TransferKind.PREFETCH:
+                self._core.stats.prefetched_blocks += 1
+                self._expect([want, *others])
+            if one.fault is None:
+                ends.setdefault(want.transfer, []).append(want.index)
+            else:
+                want.transfer.settle(want.index, one.fault)
+            for other in others:
+                self._route(other, copies)
+        for transfer, indices in ends.items():
+            transfer.settle_all(indices, Hit(Tier.SSD))
+        self._core.ledger.let_go_all(ids)
+        self._copy(copies, Tier.SSD)
+
     def _landed(self, one: Landing, *, lost: bool) -> None:
-        """A read has ended. `lost`: it did not bring the block, and will not the next time."""
-        core, ledger, block = self._core, self._core.ledger, one.want.block
-        outcome = one.outcome
+        """A read has ended otherwise, or in the caller's memory. `lost`: it did not bring the block, and will not the
+        next time.
+        """
+        ledger, block, outcome = self._core.ledger, one.want.block, one.outcome
         assert outcome is not None, "a read ended without a verdict"
-        others = self._shared.pop(block)
-        if isinstance(outcome, Hit):
-            ledger.landed(block)
-            if one.want.transfer.kind is TransferKind.PREFETCH:
-                core.stats.prefetched_blocks += 1
-            self._expect([one.want, *others])
-            self._answer(one.want, one.fault or outcome)
-            copies: list[Want] = []
-            for want in others:
-                self._route(want, copies)
-            self._copy(copies, Tier.SSD)
+        if one.runs:
+            self._straight.landed(one, outcome)
             return
+        others = self._shared.pop(block)
         if lost:
             self._discard(one, outcome)
         ledger.undo(block)

@@ -12,7 +12,7 @@ from kvterrace.engine.prefetching import HeldBack
 from kvterrace.engine.volume import Volume
 from kvterrace.format.record import PAGE_NBYTES
 from kvterrace.io.base import IoClass, IoKind, IoRequest, IoResult
-from kvterrace.types import DeviceFailed
+from kvterrace.types import DeviceFailed, Hit
 
 __all__ = ["RecordReads", "stopped"]
 
@@ -37,18 +37,21 @@ class RecordReads:
         core: Core,
         landed: _Landed,
         *,
+        brought: Callable[[list[Landing]], None],
         expired: Callable[[Landing], None],
         time_left: Callable[[list[Landing]], float | None],
     ) -> None:
         """
         Args:
-            landed: `landed(one, lost=...)`, a read has ended. `lost`: it did not bring the block, and will not the next
-                time.
+            brought: reads into slots have brought their blocks.
+            landed: `landed(one, lost=...)`, a read has ended otherwise, or went past DRAM. `lost`: it did not bring the
+                block, and will not the next time.
             expired: the engine gave a read up at its deadline.
             time_left: seconds until nobody waits for any of these; None: somebody has all the time.
         """
         self._core = core
         self._landed = landed
+        self._brought = brought
         self._expired = expired
         self._time_left = time_left
         self._held_back = tuple(HeldBack() for _ in core.volumes)
@@ -88,13 +91,14 @@ class RecordReads:
         for one in landings:
             last = groups[-1][-1] if groups else None
             joins = last is not None and last.nonce == one.nonce and end == one.offset
-            if joins and nbytes + one.memory.nbytes <= _MERGE_NBYTES:
+            its_nbytes = one.nbytes
+            if joins and nbytes + its_nbytes <= _MERGE_NBYTES:
                 groups[-1].append(one)
-                nbytes += one.memory.nbytes
+                nbytes += its_nbytes
             else:
                 groups.append([one])
-                nbytes = one.memory.nbytes
-            end = one.offset + one.memory.nbytes
+                nbytes = its_nbytes
+            end = one.offset + its_nbytes
         rest = groups.pop() if groups and more_to_come else []
         for group in groups:
             self._read(group, io_class, outbox)
@@ -109,7 +113,7 @@ class RecordReads:
             io_class,
             volume.files.file(segment.number),
             group[0].offset,
-            [one.memory for one in group],
+            [memory for one in group for memory in one.buffers],
             finish=reading(group),
             deadline_s=self._time_left(group),
         )
@@ -131,6 +135,7 @@ class RecordReads:
                 volume.gate.ended(result)
             self._core.stats.ssd_read_nbytes += result.nbytes
             outbox = Outbox()
+            brought: list[Landing] = []
             for one in group:
                 if io_class is IoClass.PREFETCH:
                     held_back.ended(one)
@@ -142,7 +147,7 @@ class RecordReads:
                     read_ended(one, result)
                 else:
                     one.verdict, one.outcome = None, stopped(volume)
-                if asked and isinstance(one.outcome, DeviceFailed) and len(group) > 1:
+                if asked and isinstance(one.outcome, DeviceFailed) and len(group) > 1 and not one.runs:
                     # one bad place must not cost the blocks beside it: each is read by itself before it is given up
                     one.outcome = None
                     one.missing = False
@@ -151,7 +156,12 @@ class RecordReads:
                         held_back.started(one)
                     self._read([one], io_class, outbox)
                     continue
-                self._landed(one, lost=is_lost(one, result.error))
+                if isinstance(one.outcome, Hit) and not one.runs:
+                    brought.append(one)
+                else:
+                    self._landed(one, lost=is_lost(one, result.error))
+            if brought:
+                self._brought(brought)
             self._send_due(held_back, outbox)
             outbox.send()
 

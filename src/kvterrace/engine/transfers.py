@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import threading
+from collections.abc import Iterable
 from typing import Protocol
 
 from kvterrace.buffers import BlockBuffers
@@ -30,9 +31,10 @@ class Transfer:
 
     `chain` is None only for the store's own moves, which have no caller's buffers. `claims` says who may touch the
     memory of each block (from 0), `places` is that memory for the native passes: None without them, or without buffers.
+    `direct`: the caller has all the time, and memory that a drive can read into.
 
     The library uses the caller's buffers only between the call and `done`; after an expiry it leaves alone what it
-    had not begun to copy, and `done` waits for the copies that it had.
+    had not begun to copy, and `done` waits for the copies that it had, and for reads straight into them.
     """
 
     __slots__ = (
@@ -43,6 +45,7 @@ class Transfer:
         "chain",
         "claims",
         "deadline_s",
+        "direct",
         "kind",
         "layers",
         "places",
@@ -77,6 +80,8 @@ class Transfer:
         self._lock = threading.Lock()
         self.claims = new_claims(stop - start)
         self.places = _places(chain, buffers)
+        whole = kind is TransferKind.GET and layers is None and deadline_s is None
+        self.direct = whole and chain is not None and buffers is not None and buffers.in_pages
         self._outcomes: list[GetOutcome | PutOutcome] = [_PENDING] * (stop - start)
         self._open = stop - start
 
@@ -114,6 +119,10 @@ class Transfer:
         """The copy of block `index` has ended; its outcome is on the way."""
         self.claims.end_copy(index - self.start)
 
+    def abandon_copy(self, index: int) -> None:
+        """The copy of block `index` came to nothing: its memory holds anything, and it is open again."""
+        self.claims.abandon_copy(index - self.start)
+
     def settle(self, index: int, outcome: GetOutcome | PutOutcome) -> None:
         """Record how block `index` ended. The first word counts. Raises RuntimeError while it is being copied: a
         bug.
@@ -121,6 +130,13 @@ class Transfer:
         with self._lock:
             if self.claims.settle(index - self.start):
                 self._ended(index - self.start, outcome)
+
+    def settle_all(self, indices: Iterable[int], outcome: GetOutcome | PutOutcome) -> None:
+        """As `settle`, for many blocks that ended alike."""
+        with self._lock:
+            for index in indices:
+                if self.claims.settle(index - self.start):
+                    self._ended(index - self.start, outcome)
 
     def is_open(self, index: int) -> bool:
         """Whether block `index` has no outcome yet."""

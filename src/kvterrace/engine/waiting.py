@@ -58,6 +58,14 @@ class Line:
             del self._places[block]
         return want
 
+    def is_alone(self, want: Want) -> bool:
+        """Whether nobody else in line wants the block of `want`, which is."""
+        return len(self._places[want.block].wants) == 1
+
+    def remove(self, want: Want) -> None:
+        """Take `want`, which is alone, out of the line."""
+        del self._places[want.block]
+
     def pop(self) -> list[Want]:
         """Take all wants for the first block out."""
         return self._places.popitem(last=False)[1].wants

@@ -27,7 +27,8 @@ from kvterrace.errors import StoreClosedError
 from kvterrace.io.base import PAGE_NBYTES, FileInfo, IoClass, IoFile, IoKind, IoRequest, IoResult
 from kvterrace.io.deadlines import Deadlines, Given
 from kvterrace.io.fake_medium import Content, FakeFile, Medium, Unsynced, keep_randomly, os_error
-from kvterrace.io.faults import Effect, Fail, FaultPlan, FlipBit, Hang, Operation, PretendDone, Short, Slow, Torn
+from kvterrace.io.fake_requests import carry_out_read, check_alignment, finished, written
+from kvterrace.io.faults import Effect, Fail, FaultPlan, Hang, Operation, PretendDone, Short, Slow, Torn
 
 __all__ = ["FakeDevice", "FakeFile", "Unsynced", "keep_randomly"]
 
@@ -102,7 +103,7 @@ class FakeDevice:
             self._woken = False
             results, self._results = self._results, []
             landed, self._landed = self._landed, []
-        results += [_finished(result) for result in landed]
+        results += [finished(result) for result in landed]
         with self._changed:
             self._in_flight -= sum(not result.lent for result in results)
         return results
@@ -140,9 +141,9 @@ class FakeDevice:
                 self._settle()
             landed, self._landed = self._landed, []
             ended = not self._active and not self._hung
-        finished = [_finished(result) for result in landed]
+        ends = [finished(result) for result in landed]
         with self._changed:
-            self._results += finished
+            self._results += ends
         return ended
 
     # Virtual time
@@ -239,9 +240,9 @@ class FakeDevice:
             elif request.kind is IoKind.SYNC:
                 content.sync(active.changes)
             else:
-                _check_alignment(request, request.file.path)
+                check_alignment(request, request.file.path)
                 if request.kind is IoKind.READ:
-                    _read(result, content, effect)
+                    carry_out_read(result, content, effect)
                 else:
                     self._write(result, content, request.file.path, effect)
         except OSError as error:
@@ -258,7 +259,7 @@ class FakeDevice:
         room = max(0, content.allocated_nbytes + self._medium.free_nbytes - offset) // PAGE_NBYTES * PAGE_NBYTES
         result.nbytes = min(limit, room)
         if result.nbytes:
-            content.write(offset, _written(result.request)[: result.nbytes])
+            content.write(offset, written(result.request)[: result.nbytes])
         if limit > room:
             raise os_error(errno.ENOSPC, path)
         if isinstance(effect, Torn):
@@ -374,41 +375,7 @@ class FakeDevice:
             if request.kind is not IoKind.WRITE or isinstance(active.effect, (Fail, PretendDone)):
                 continue
             if isinstance(request.file, FakeFile) and request.file.content is content:
-                yield request.offset, _written(request)
-
-
-def _read(result: IoResult, content: Content, effect: Effect | None) -> None:
-    offset = result.request.offset
-    limit = effect.nbytes if isinstance(effect, Short) else result.wanted_nbytes
-    data = content.current[offset : offset + min(limit, result.wanted_nbytes)]
-    if isinstance(effect, FlipBit) and effect.byte < data.nbytes:
-        data = data.copy()
-        data[effect.byte] ^= 1 << effect.bit
-    result.nbytes = data.nbytes
-    for buffer in result.request.buffers:
-        buffer[: data.nbytes] = data[: buffer.nbytes]
-        data = data[buffer.nbytes :]
-
-
-def _finished(result: IoResult) -> IoResult:
-    if result.request.finish is not None and not result.lent:
-        try:
-            result.value = result.request.finish(result)
-        except BaseException as error:  # noqa: BLE001 - handed to the submitter
-            result.crash = error
-    return result
-
-
-def _written(request: IoRequest) -> bytes:
-    return b"".join(buffer.tobytes() for buffer in request.buffers)
-
-
-def _check_alignment(request: IoRequest, path: Path) -> None:
-    for buffer in request.buffers:
-        if buffer.nbytes % PAGE_NBYTES or buffer.__array_interface__["data"][0] % PAGE_NBYTES:
-            raise os_error(errno.EINVAL, path)
-    if request.offset % PAGE_NBYTES:
-        raise os_error(errno.EINVAL, path)
+                yield request.offset, written(request)
 
 
 def _fake(file: IoFile) -> FakeFile:

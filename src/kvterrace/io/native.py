@@ -147,8 +147,6 @@ class NativeEngine(FileCalls[NativeFile]):
             raise
         _alive.add(self)
 
-    # Requests
-
     def submit(self, requests: Sequence[IoRequest]) -> None:
         self._require_mine()
         taken = {}

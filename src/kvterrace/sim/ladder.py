@@ -82,7 +82,7 @@ class LedgerLadder:
         ledger.hold(known)
         for block in known[table.state[known] == DramState.EMPTY].tolist():
             if ledger.reserve(block, DramState.READING):
-                ledger.landed(block)
+                ledger.landed(np.array([block], np.int32))
         for block in known[::-1].tolist():
             ledger.let_go(block)
         self._put(chain, hits, now_s)
@@ -140,7 +140,7 @@ class LedgerLadder:
             segment, carry = found
             for block in carry.tolist():
                 if self.ledger.table.state[block] == DramState.EMPTY and self.ledger.reserve(block, DramState.READING):
-                    self.ledger.landed(block)
+                    self.ledger.landed(np.array([block], np.int32))
                     self.counts.carried += 1
             reclaim.give_up(self.ledger, segment, carry, now_s)
             self.counts.reclaimed_segments += 1
