@@ -18,9 +18,13 @@ class S3Fifo final : public BlockPolicy {
       if (lists_[node].uses < kMost) ++lists_[node].uses;
       return;
     }
-    if (node != kNone) lists_.remove(node);
     if (size() >= capacity_) evict_one();
-    lists_.add(key, node == kNone ? kSmall : kMain);
+    const auto ghost = lists_.find(key);  // if it is one still
+    if (ghost != kNone) {
+      lists_.move(ghost, kMain);
+    } else {
+      lists_.add(key, kSmall);
+    }
   }
   bool inside(Key key) const override {
     const auto node = lists_.find(key);
@@ -38,18 +42,17 @@ class S3Fifo final : public BlockPolicy {
   static constexpr std::uint32_t kGoesOn = 2;  // uses in the small queue that take a block to the main one
 
   void retune() override {
-    main_ = capacity_ - std::min(capacity_, std::max<std::size_t>(1, capacity_ / 10));
-    ghosts_ = capacity_ * 9 / 10;
-    while (lists_.size(kGhost) > ghosts_) lists_.remove(lists_.oldest(kGhost));
+    small_ = std::max<std::size_t>(1, capacity_ / 10);
+    main_ = capacity_ - std::min(capacity_, small_);
+    while (lists_.size(kGhost) > main_) lists_.remove(lists_.oldest(kGhost));
   }
 
   void evict_one() override {
-    for (const std::size_t before = size(); size() == before;) {
-      if (lists_.size(kSmall) > 0 && lists_.size(kMain) <= main_) {
-        from_small();
-      } else {
-        from_main();
-      }
+    const std::size_t before = size();
+    while (size() == before) {
+      const bool small = lists_.size(kSmall) >= small_ || lists_.size(kMain) == 0;
+      while (small && size() == before && lists_.size(kSmall) > 0 && lists_.size(kMain) <= main_) from_small();
+      while (size() == before && lists_.size(kMain) > 0 && (!small || lists_.size(kMain) > main_)) from_main();
     }
   }
 
@@ -60,7 +63,7 @@ class S3Fifo final : public BlockPolicy {
     if (goes_on) return lists_.move(node, kMain);
     gone(lists_[node].key);
     lists_.move(node, kGhost);
-    if (lists_.size(kGhost) > ghosts_) lists_.remove(lists_.oldest(kGhost));
+    if (lists_.size(kGhost) > main_) lists_.remove(lists_.oldest(kGhost));
   }
 
   void from_main() {
@@ -71,8 +74,8 @@ class S3Fifo final : public BlockPolicy {
   }
 
   Lists lists_{3};
-  std::size_t main_ = 0;
-  std::size_t ghosts_ = 0;
+  std::size_t small_ = 1;
+  std::size_t main_ = 0;  // and how many ghosts are remembered
 };
 
 }  // namespace

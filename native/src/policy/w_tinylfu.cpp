@@ -1,6 +1,6 @@
-// W-TinyLFU (Einziger, Friedman and Manes, TOS 2017) with exact counts: a window of a fifth of the room by recency; what leaves it
-// takes the place of the main part's next to go if it was used more often. The main part is a segmented LRU, four fifths
-// of it for blocks used there. All counts are halved after ten uses for each block of room.
+// W-TinyLFU (Einziger, Friedman and Manes, TOS 2017) with exact counts up to 15: a window of a fifth of the room by recency;
+// what leaves it takes the place of the main part's next to go if it was used more often. The main part is a segmented LRU,
+// four fifths of it for blocks used there. All counts are halved after ten uses for each block of room.
 #include <algorithm>
 
 #include "policy/lists.h"
@@ -35,6 +35,7 @@ class WTinyLfu final : public BlockPolicy {
 
  private:
   enum : std::uint32_t { kWindow, kProbation, kProtected };
+  static constexpr std::uint32_t kMost = 15;  // that a count of four bits holds
 
   void retune() override {
     window_ = std::max<std::size_t>(1, capacity_ / 5);
@@ -48,7 +49,7 @@ class WTinyLfu final : public BlockPolicy {
 
   void count(Key key) {
     const auto uses = uses_.find(key);
-    uses_.set(key, uses == kNone ? 1 : std::min(uses + 1, kNone - 1));
+    uses_.set(key, uses == kNone ? 1 : std::min(uses + 1, kMost));
     if (++counted_ < 10 * capacity_) return;
     counted_ = 0;
     uses_.halve();
