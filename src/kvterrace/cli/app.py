@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from kvterrace import __version__
-from kvterrace.cli import bench, doctor, inspect, purge, verify
+from kvterrace.cli import bench, doctor, inspect, purge, replay, verify
 from kvterrace.cli.console import fail
 from kvterrace.errors import KVTerraceError
 
@@ -108,6 +108,7 @@ app.command("inspect")(inspect.command)
 app.command("verify")(verify.command)
 app.command("purge", epilog=purge.EPILOGUE)(purge.command)
 app.command("doctor")(doctor.command)
+app.command("replay")(replay.command)
 app.add_typer(bench.app, name="bench")
 
 
