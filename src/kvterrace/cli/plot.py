@@ -31,8 +31,8 @@ def require_matplotlib(path: Path) -> None:
 
 
 def plot_runs(runs: list[Run], path: Path) -> None:
-    """Draw a panel for each trace, a line for each policy: blocks hit, in % of all, against the room of the ladder, in %
-    of the different blocks. Raises ConfigError: `path` cannot be written.
+    """Draw a panel for each trace, a line for each policy: blocks hit, in % of all, against the room of the ladder, in
+    % of the different blocks. Raises ConfigError: `path` cannot be written.
     """
     matplotlib: Any = importlib.import_module("matplotlib")
     matplotlib.use("Agg")

@@ -53,8 +53,8 @@ def show(runs: list[Run], costs: CostModel) -> None:
         "In blocks: up, down, left the ladder, written to the SSD; w/r: written for each one read."
     )
     out.print(
-        f"saved: accelerator time, at {costs.token_us:g} us a token + {costs.attention_us:g} us for each 1,000 before it, "
-        f"DRAM {costs.dram_gb_per_s:g} GB/s, SSD {costs.ssd_gb_per_s:g} GB/s"
+        f"saved: accelerator time, at {costs.token_us:g} us a token + {costs.attention_us:g} us for each 1,000 before "
+        f"it, DRAM {costs.dram_gb_per_s:g} GB/s, SSD {costs.ssd_gb_per_s:g} GB/s"
     )
 
 

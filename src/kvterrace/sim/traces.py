@@ -83,8 +83,8 @@ def read_trace(path: Path, *, coarsen: int = 1) -> Iterator[TraceRequest]:
                     ) from error
                 if request.at_s < before_s:
                     raise ConfigError(
-                        f"{path}, line {number}: at {request.at_s} s, the request before at {before_s} s: sort the file "
-                        "by timestamp"
+                        f"{path}, line {number}: at {request.at_s} s, the request before at {before_s} s: sort the "
+                        "file by timestamp"
                     )
                 before_s = request.at_s
                 yield request
