@@ -54,7 +54,7 @@ def plot_runs(runs: list[Run], path: Path) -> None:
                 style["linestyle"] = "-" if policy == "default" else "--"
             axis.plot(*zip(*points, strict=True), label=policy, **style)
         axis.set_xscale("log")
-        axis.set_xticks(sorted(ticks), [f"{tick:g}" for tick in sorted(ticks)])
+        axis.set_xticks(sorted(ticks), [f"{tick:.3g}" for tick in sorted(ticks)])
         axis.minorticks_off()
         axis.set_ylim(bottom=0)
         axis.grid(visible=True, linewidth=0.4, alpha=0.6)
@@ -73,4 +73,4 @@ def plot_runs(runs: list[Run], path: Path) -> None:
 
 def _point(run: Run) -> tuple[float, float]:
     room = run.outcome.dram_blocks + run.outcome.ssd_blocks
-    return round(100 * room / run.trace.distinct, 1), 100 * run.outcome.hit_ratio
+    return 100 * room / run.trace.distinct, 100 * run.outcome.hit_ratio
