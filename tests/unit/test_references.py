@@ -81,6 +81,19 @@ def test_two_tiers_do_what_the_model_does(policy: str, seed: int, upper: int, lo
         assert found["lower_hits"] > 0 and found["written"] > 0 and found["demoted"] > found["written"]
 
 
+def test_w_tinylfu_counts_to_15() -> None:
+    """Ten blocks: a window of two, eight behind it. 15 uses and 20 are the same to it: the one that is there stays."""
+    directory = native().reference("w-tinylfu", 10)
+    there, comes, others = 100, 200, range(9)
+    for one in [there] * 15 + list(others) + [comes] * 20 + [300, 301]:
+        directory.request(np.array([one], np.uint64), 0.0)
+    # `others` 0 to 6 followed `there` out of the window; 7 and 8 were refused; then 300 and 301 pushed `comes` out.
+    assert directory.inside(np.array([there, comes, 0, 6, 7, 8, 300, 301], np.uint64)).tolist() == [
+        *(True, False, True, True),
+        *(False, False, True, True),
+    ]
+
+
 @pytest.mark.parametrize("capacity", [3, 10, 40])
 def test_nothing_beats_the_bound(capacity: int) -> None:
     requests = turns(99, 400)
