@@ -1,4 +1,4 @@
-"""Eviction policies as their papers have them, over dicts: what the native ones are compared with."""
+"""Eviction policies over dicts: what the native ones are compared with."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class Arc(Model):
 
 
 class S3Fifo(Model):
-    """Algorithm 1 of the paper: as many ghosts as the main queue has room."""
+    """As many ghosts as the main queue has room, looked at after room was made."""
 
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
