@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Build with a sanitizer (address, undefined or thread) and run the stress test with it; for the first two, the Python tests
-# of the engines and of the record passes as well. Called by make, with the sanitizer and the folder of the environment's programs.
+# of the engines, the record passes and the policies as well. Called by make, with the sanitizer and the folder of the
+# environment's programs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 sanitizer=$1 bin=$2
@@ -24,4 +25,4 @@ library=$(c++ -print-file-name="lib$([ "$sanitizer" = address ] && echo asan || 
 LD_PRELOAD="$library $(c++ -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 PYTHONPATH="$folder/src" \
   "$bin/python" -m pytest -q tests/unit/test_io_native.py tests/unit/test_io_native_contract.py \
   tests/unit/test_io_scheduler.py tests/unit/test_io_depth.py tests/unit/test_ladder_native.py tests/unit/test_native_*.py \
-  tests/property/test_native_passes.py tests/property/test_passes_agree.py
+  tests/unit/test_references.py tests/property/test_native_passes.py tests/property/test_passes_agree.py

@@ -1,6 +1,7 @@
 """The extension module (native/): an I/O engine's core, and hooks that run without the GIL."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -247,5 +248,38 @@ class Directory:
     def forget(self, keys: npt.NDArray[np.uint64], /) -> None: ...
     def resize(self, capacity: int, /) -> None: ...
     def __len__(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
+# Reference policies: plain, block by block (native/src/policy/references.h).
+
+def reference(name: str, capacity: int) -> Directory:
+    """A directory of a policy that decides without foresight. Raises ValueError: no such one, or no room in it."""
+
+def numbered(keys: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.uint32], int]:
+    """Numbers from 0 on for keys, in the order in which they first come, and how many there are."""
+
+class ReferenceReplay:
+    """A trace against a ladder of one or two tiers (native/src/policy/replay.h). One thread at a time.
+
+    Keeps the arrays.
+    """
+
+    def __init__(
+        self,
+        ids: npt.NDArray[np.uint32],
+        offsets: npt.NDArray[np.uint64],
+        tokens: npt.NDArray[np.uint32],
+        distinct: int,
+        block_tokens: int,
+        policy: str,
+        upper: int,
+        lower: int,
+    ) -> None:
+        """`lower` 0: one tier. Raises ValueError: no such policy, or arrays that do not fit each other."""
+    def run(self, requests: int) -> int:
+        """Replay so many more; how many are left. Without the GIL."""
+    def counts(self) -> dict[str, Any]:
+        """As `Tally`, with `upper_` and `lower_` for the tiers."""
     @property
     def nbytes(self) -> int: ...

@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from kvterrace import __version__
-from kvterrace.cli import bench, doctor, inspect, plan, purge, trace, verify
+from kvterrace.cli import bench, doctor, inspect, plan, purge, replay, trace, verify
 from kvterrace.cli.console import fail
 from kvterrace.errors import KVTerraceError
 
@@ -109,6 +109,7 @@ app.command("verify")(verify.command)
 app.command("purge", epilog=purge.EPILOGUE)(purge.command)
 app.command("doctor")(doctor.command)
 app.command("plan", epilog=plan.EPILOGUE)(plan.command)
+app.command("replay")(replay.command)
 app.add_typer(bench.app, name="bench")
 app.add_typer(trace.app, name="trace")
 

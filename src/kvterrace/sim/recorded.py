@@ -232,4 +232,5 @@ def read_recorded(path: Path) -> Iterator[TraceRequest]:
             one.why,
             one.api_s,
             one.closed,
+            one.block_tokens,
         )
