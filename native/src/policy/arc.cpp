@@ -99,6 +99,15 @@ std::size_t Arc::nbytes() const {
          evicted_.capacity() * sizeof(Key);
 }
 
+std::vector<Key> Arc::keys() const {
+  std::vector<Key> keys;
+  keys.reserve(size());
+  for (const Where where : {kT1, kT2}) {
+    for (std::uint32_t at = lists_[where].oldest; at != kNone; at = slots_[at].after) keys.push_back(slots_[at].key);
+  }
+  return keys;
+}
+
 void Arc::move(std::uint32_t slot, Where where) {
   unlink(slot);
   link(slot, where);

@@ -22,6 +22,7 @@ class Arc final : public Directory {
   void evict(std::size_t n) override;
   void forget(Key key) override;
   std::size_t nbytes() const override;
+  std::vector<Key> keys() const;  // inside, those to go first first
 
  private:
   // Once and more than once inside; gone from the one and from the other (keys only).
