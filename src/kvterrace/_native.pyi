@@ -257,5 +257,13 @@ class ReturnIndex(Directory):
     """
 
     def __init__(self, capacity: int, seed: int = 0) -> None: ...
+    def hint(self, key: int, kind: str, seconds: float, now_s: float) -> None:
+        """What is known of the sequence whose last turn used block `key` last; unknown keys are ignored.
+
+        `kind`: "closed" and "one_off" (not used again), "returns" (in about `seconds`), "shared" (others use the
+        prefix that ends here), "priority" (for `seconds` its uses count more). A hint is forgotten at the sequence's
+        next turn, and the policy learns how often each kind is true. Of a shared prefix itself only "shared" and
+        "priority" say something. Raises ValueError for other kinds, times that are not finite, and `seconds` < 0.
+        """
     @property
     def follows_arc(self) -> bool: ...

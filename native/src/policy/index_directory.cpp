@@ -110,7 +110,7 @@ void IndexDirectory::label() {
     } else {
       shared_before = kNone;
       if (at > 0 && at + 1 == chain_.size()) {
-        block.record = records_.add(Kind::kLast, turn_, since_s_, now_s_);
+        block.record = records_.add_last(body, turn_, since_s_, now_s_);
       } else {
         if (body == kNone) body = records_.add(Kind::kBody, turn_, since_s_, now_s_);
         block.record = body;
@@ -168,11 +168,47 @@ void IndexDirectory::extend_turn(std::size_t known, std::int32_t output_tokens) 
   for (std::size_t at = known; at < chain_.size(); ++at) {
     blocks_[chain_[at]].session = session_;
     if (at + 1 == chain_.size()) {
-      set_record(chain_[at], records_.add(Kind::kLast, turn_, since_s_, now_s_));
+      set_record(chain_[at], records_.add_last(body, turn_, since_s_, now_s_));
     } else {
       if (body == kNone) body = records_.add(Kind::kBody, turn_, since_s_, now_s_);
       set_record(chain_[at], body);
     }
+  }
+}
+
+void IndexDirectory::hint(Key key, Hint hint, double seconds, double now_s) {
+  if (!std::isfinite(now_s) || !std::isfinite(seconds) || seconds < 0) {
+    throw std::invalid_argument("a hint's now_s and seconds must be finite, and seconds at least 0");
+  }
+  now_s_ = std::max(now_s_, now_s);
+  const std::uint32_t at = blocks_.find(key);
+  if (at == kNone || hint == Hint::kNothing) return;
+  if (hint == Hint::kShared) return share(at);
+  const std::uint32_t record = blocks_[at].record;
+  const Record& named = records_[record];
+  if (named.row.kind == Kind::kShared && hint != Hint::kPriority) return;
+  records_.hint(record, hint, seconds, now_s_);
+  if (named.body != kNone && records_[named.body].number == named.body_number) {
+    records_.hint(named.body, hint, seconds, now_s_);
+  }
+}
+
+// The block and those before it are shared runs from now on, as old as they are.
+void IndexDirectory::share(std::uint32_t at) {
+  std::uint32_t shared = kNone, shared_before = kNone;
+  for (; at != kNone && !blocks_[at].shared; at = blocks_[at].parent) {
+    const std::uint32_t before = blocks_[at].record;
+    if (before != shared_before) {
+      const Record old = records_[before];
+      Features own;
+      own.blocks = old.turn.blocks;
+      shared = records_.add(Kind::kShared, own, old.since_s, now_s_);
+      records_[shared].shared = own;
+      records_[shared].turn = old.turn;
+      shared_before = before;
+    }
+    blocks_[at].shared = true;
+    set_record(at, shared);
   }
 }
 

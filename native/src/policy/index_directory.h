@@ -26,6 +26,9 @@ class IndexDirectory final : public Directory {
   void evict(std::size_t n) override;
   void forget(Key key) override;
   std::size_t nbytes() const override;
+  // Of the sequence whose last turn used `key` last; one of a shared run names only what it shares. Unknown keys are ignored.
+  // Throws std::invalid_argument where a time is not finite, or `seconds` negative.
+  void hint(Key key, Hint hint, double seconds, double now_s);
   std::vector<Key> keys() const;  // inside, of a chain the tail first
 
  private:
@@ -43,6 +46,7 @@ class IndexDirectory final : public Directory {
   std::uint32_t add_shared(std::uint32_t before, std::size_t at);
   void extend_turn(std::size_t known, std::int32_t output_tokens);
   void set_record(std::uint32_t block, std::uint32_t record);
+  void share(std::uint32_t at);
   void enter();
   void shrink(std::size_t most);
   void exit(std::uint32_t at);

@@ -24,6 +24,16 @@ constexpr std::uint32_t kKnownNewAt = kGapAt + kGaps * kCoarseBins;
 constexpr std::uint32_t kOutputAt = kKnownNewAt + kSizes * kSizes * kCoarseBins;
 constexpr std::uint32_t kOutputBlocksAt = kOutputAt + kLengths * 32;
 constexpr std::uint32_t kSet = kOutputBlocksAt + kLengths * kLengths * kCoarseBins;
+// Tables of hints, after the sets.
+constexpr int kDistances = 25;  // in bins, from the one that the hint names
+constexpr std::uint32_t kClosedAt = 3 * kSet;
+constexpr std::uint32_t kOneOffAt = kClosedAt + 32;
+constexpr std::uint32_t kDistanceAt = kOneOffAt + 32;
+constexpr std::uint32_t kDueAt = kDistanceAt + kDistances * kCoarseBins;
+constexpr std::uint32_t kEnd = kDueAt + 32 * 32;
+// What hints are taken to be worth before anything is learned of them.
+constexpr double kNever = -4.0;
+constexpr double kTooEarly = -2.0, kAboutThen = 2.0;
 
 std::array<double, kBins + 1> bin_starts() {
   std::array<double, kBins + 1> starts{};
@@ -50,7 +60,15 @@ int bin_of(double age_s) {
   return static_cast<int>(std::upper_bound(kBinStart_s.begin() + 1, kBinStart_s.end(), age_s) - kBinStart_s.begin()) - 1;
 }
 
-Model::Model() : weights_(3 * kSet) {}
+Model::Model() : weights_(kEnd) {
+  for (std::uint32_t at = kClosedAt; at < kDistanceAt; ++at) weights_[at].value = kNever;
+  for (int distance = -12; distance <= 2; ++distance) {
+    const auto row = static_cast<std::uint32_t>(distance + 12) * kCoarseBins;
+    for (std::uint32_t at = 0; at < kCoarseBins; ++at) {
+      weights_[kDistanceAt + row + at].value = distance < -3 ? kTooEarly : distance < -1 ? 0.0 : kAboutThen;
+    }
+  }
+}
 
 Row Model::row(const Features& f, Kind kind) {
   const bool known = f.gap_s >= 0;
@@ -94,6 +112,15 @@ int Model::entries(const Row& row, int bin, std::array<std::uint32_t, kMost>& at
   if (answered) {
     at[static_cast<std::size_t>(count++)] = set + row.output + full;
     at[static_cast<std::size_t>(count++)] = set + row.output_blocks + coarse;
+  }
+  if (row.hint != Hint::kNothing && bin >= row.hint_bin) {
+    if (row.hint == Hint::kReturns) {
+      const int distance = std::clamp(bin - row.due_bin, -12, 12) + 12;
+      at[static_cast<std::size_t>(count++)] = kDistanceAt + static_cast<std::uint32_t>(distance) * kCoarseBins + coarse;
+      at[static_cast<std::size_t>(count++)] = kDueAt + row.due_bin * std::uint32_t{32} + full;
+    } else {
+      at[static_cast<std::size_t>(count++)] = (row.hint == Hint::kClosed ? kClosedAt : kOneOffAt) + full;
+    }
   }
   return count;
 }

@@ -17,6 +17,17 @@ int bin_of(double age_s);
 
 enum class Kind : std::uint8_t { kBody, kLast, kShared };
 
+// What a client says of a sequence. It is one more feature of the turn: the model starts from a guess of what each is worth and
+// learns how often it is true. The next turn knows nothing of it.
+enum class Hint : std::uint8_t {
+  kNothing,
+  kClosed,    // it will not be used again
+  kOneOff,    // the same, of a job that never returns
+  kReturns,   // in about so many seconds
+  kShared,    // the prefix that ends here is used by others, too
+  kPriority,  // for so many seconds, its uses count more
+};
+
 // What is known of a turn (or of a shared run's use) when it is made.
 struct Features {
   std::int64_t turn = 1;  // of its session, from 1 on
@@ -36,6 +47,9 @@ struct Row {
   bool has_gap = false;
   Kind kind = Kind::kBody;
   std::uint8_t answered_bin = kBins;  // from it on the answer is over and its length known
+  Hint hint = Hint::kNothing;            // none of kShared, kPriority
+  std::uint8_t hint_bin = 0;          // from it on the hint is known
+  std::uint8_t due_bin = 0;           // of kReturns
 };
 
 class Model {
@@ -56,7 +70,7 @@ class Model {
   struct Weight {
     double value = 0.0, squares = 0.0;
   };
-  static constexpr int kMost = 9;
+  static constexpr int kMost = 11;
   // The entries that count for it; returns how many.
   static int entries(const Row& row, int bin, std::array<std::uint32_t, kMost>& at);
 

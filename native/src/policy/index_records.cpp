@@ -3,6 +3,11 @@
 #include <cmath>
 
 namespace kvterrace::policy {
+namespace {
+
+constexpr double kPriority = 4.0;  // a use with priority is worth so many others
+
+}  // namespace
 
 std::uint32_t Records::add(Kind kind, const Features& turn, double since_s, double now_s) {
   std::uint32_t at;
@@ -29,10 +34,21 @@ std::uint32_t Records::add(Kind kind, const Features& turn, double since_s, doub
   return at;
 }
 
+std::uint32_t Records::add_last(std::uint32_t body, const Features& turn, double since_s, double now_s) {
+  const std::uint32_t at = add(Kind::kLast, turn, since_s, now_s);
+  records_[at].body = body;
+  if (body != kNone) records_[at].body_number = records_[body].number;
+  return at;
+}
+
 void Records::set(std::uint32_t at, Kind kind, const Features& turn) {
   Record& record = records_[at];
+  const Row old = record.row;
   record.turn = turn;
   record.row = Model::row(turn, kind);
+  record.row.hint = old.hint;
+  record.row.hint_bin = old.hint_bin;
+  record.row.due_bin = old.due_bin;
   record.index_bin = -1;
 }
 
@@ -61,6 +77,19 @@ void Records::used(std::uint32_t at, std::uint32_t count, double now_s) {
   model_.learn(record.row, bin_of(now_s - record.since_s), true, count / std::sqrt(static_cast<double>(record.at_first)));
 }
 
+void Records::hint(std::uint32_t at, Hint hint, double seconds, double now_s) {
+  Record& record = records_[at];
+  if (hint == Hint::kPriority) {
+    record.priority_until_s = now_s + seconds;
+    return;
+  }
+  const double age_s = now_s - record.since_s;
+  record.row.hint = hint;
+  record.row.hint_bin = static_cast<std::uint8_t>(bin_of(age_s));
+  record.row.due_bin = static_cast<std::uint8_t>(bin_of(age_s + seconds));
+  record.index_bin = -1;
+}
+
 void Records::advance(double now_s) {
   for (int bin = 0; bin < kBins; ++bin) {
     std::uint32_t& cursor = cursors_[static_cast<std::size_t>(bin)];
@@ -83,7 +112,7 @@ double Records::index(std::uint32_t at, double now_s) {
     record.index_bin = bin;
     record.index_version = model_.version();
   }
-  return record.index;
+  return now_s < record.priority_until_s ? kPriority * record.index : record.index;
 }
 
 }  // namespace kvterrace::policy

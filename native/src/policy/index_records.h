@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "policy/index_model.h"
@@ -20,6 +21,10 @@ struct Record {
   Row row;
   std::uint32_t at_first = 0, alive = 0;    // blocks
   std::uint32_t before = kNone, after = kNone;  // by age
+  // of a last block: the record of the others of its turn, if it is still there
+  std::uint32_t body = kNone;
+  std::uint64_t body_number = 0;
+  double priority_until_s = -std::numeric_limits<double>::infinity();
   int first_bin = 0;                        // that timers count for it
   // the index, as of a bin and of a state of the model
   double index = 0.0;
@@ -36,12 +41,15 @@ class Records {
 
   // A record of no block yet; one that gets none must be freed.
   std::uint32_t add(Kind kind, const Features& turn, double since_s, double now_s);
+  std::uint32_t add_last(std::uint32_t body, const Features& turn, double since_s, double now_s);
   void set(std::uint32_t record, Kind kind, const Features& turn);
   void join(std::uint32_t record);  // a new block of it
   void leave(std::uint32_t record, std::uint32_t count);
   void free(std::uint32_t record);
   // `count` blocks of it are used, now.
   void used(std::uint32_t record, std::uint32_t count, double now_s);
+  // kClosed, kOneOff, kReturns or kPriority.
+  void hint(std::uint32_t record, Hint hint, double seconds, double now_s);
   // Learn of all that has passed the end of a bin.
   void advance(double now_s);
   double index(std::uint32_t record, double now_s);

@@ -24,6 +24,8 @@ class ReturnIndex final : public Directory {
   void evict(std::size_t n) override;
   void forget(Key key) override;
   std::size_t nbytes() const override;
+  // As IndexDirectory::hint; ARC takes none.
+  void hint(Key key, Hint hint, double seconds, double now_s) { index_.hint(key, hint, seconds, now_s); }
   bool follows_arc() const { return arc_leads_; }
 
  private:
