@@ -267,3 +267,9 @@ class ReturnIndex(Directory):
         """
     @property
     def follows_arc(self) -> bool: ...
+
+class IndexDirectory(Directory):
+    """The same without ARC, for tests."""
+
+    def __init__(self, capacity: int, seed: int = 0) -> None: ...
+    def hint(self, key: int, kind: str, seconds: float, now_s: float) -> None: ...
