@@ -59,6 +59,7 @@ class Block:
     inside: bool = False
     parent: Block | None = None
     children: int = 0
+    depth: int = 0
 
 
 @dataclass
@@ -150,8 +151,8 @@ class Tables:
 class IndexModel:
     """The policy without its gate."""
 
-    def __init__(self, capacity: int, seed: int) -> None:
-        self.capacity, self.random = capacity, seed
+    def __init__(self, capacity: int, seed: int, depth_worth: float = 0.0) -> None:
+        self.capacity, self.random, self.depth_worth = capacity, seed, depth_worth
         self.now_s = -math.inf
         self.sessions = self.numbers = 0
         self.tables = Tables()
@@ -184,6 +185,7 @@ class IndexModel:
         else:
             self._turn(chain, known, output_tokens)
         for at in range(len(chain) - 1, -1, -1):
+            chain[at].depth = at
             self._enter(chain[at], chain[at - 1] if at > 0 else None)
         self._shrink(self.capacity)
 
@@ -423,7 +425,9 @@ class IndexModel:
         record = block.record
         assert record is not None
         index = self.tables.index(record, bin_of(self.now_s - record.since_s))
-        return (4.0 * index if self.now_s < record.priority_until_s else index, record.number)
+        if self.now_s < record.priority_until_s:
+            index *= 4.0
+        return (index * (1.0 + self.depth_worth * block.depth), record.number)
 
     def _draw(self) -> int:
         self.random = (self.random + 0x9E3779B97F4A7C15) & MASK

@@ -24,8 +24,9 @@ def keys_of(*keys: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
 class Pair:
     """Both, told the same."""
 
-    def __init__(self, capacity: int, seed: int = 1) -> None:
-        self.model, self.native = IndexModel(capacity, seed), native.IndexDirectory(capacity, seed)
+    def __init__(self, capacity: int, seed: int, depth_worth: float = 0.0) -> None:
+        self.model = IndexModel(capacity, seed, depth_worth)
+        self.native = native.IndexDirectory(capacity, seed, depth_worth)
 
     def request(self, keys: list[int], now_s: float, output_tokens: int = -1, extend: bool = False) -> None:
         self.model.request(keys, now_s, output_tokens, extend)
@@ -68,9 +69,12 @@ class Traffic:
                 del self.sessions[self.random.randrange(12)]
 
 
-@pytest.mark.parametrize(("capacity", "seed"), [(0, 1), (1, 1), (7, 2), (40, 3), (150, 4), (600, 5)])
-def test_it_decides_as_the_model_does(capacity: int, seed: int) -> None:
-    both = Pair(capacity, seed)
+@pytest.mark.parametrize(
+    ("capacity", "seed", "depth_worth"),
+    [(0, 1, 0.0), (1, 1, 0.0), (7, 2, 0.0), (40, 3, 0.0), (150, 4, 0.0), (600, 5, 0.0), (150, 6, 0.05)],
+)
+def test_it_decides_as_the_model_does(capacity: int, seed: int, depth_worth: float) -> None:
+    both = Pair(capacity, seed, depth_worth)
     for keys, now_s, output_tokens in itertools.islice(Traffic(seed), 160):
         both.request(keys, now_s, output_tokens)
     inside = both.model.inside()

@@ -24,7 +24,7 @@ Hint hint_of(const std::string& kind) {
 template <typename T>
 nb::class_<T, Directory> bind(nb::module_& m, const char* name) {
   return nb::class_<T, Directory>(m, name)
-      .def(nb::init<std::size_t, std::uint64_t>(), nb::arg("capacity"), nb::arg("seed") = 0)
+      .def(nb::init<std::size_t, std::uint64_t, double>(), nb::arg("capacity"), nb::arg("seed") = 0, nb::arg("depth_worth") = 0.0)
       .def(
           "hint",
           [](T& self, Key key, const std::string& kind, double seconds, double now_s) {

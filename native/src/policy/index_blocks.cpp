@@ -17,7 +17,7 @@ std::uint32_t Blocks::add(Key key) {
   return at;
 }
 
-void Blocks::enter(std::uint32_t at, std::uint32_t parent) {
+void Blocks::enter(std::uint32_t at, std::uint32_t parent, std::uint32_t depth) {
   Block& block = blocks_[at];
   if (!block.inside) {
     if (block.ghost) remove_ghost(at);
@@ -26,6 +26,7 @@ void Blocks::enter(std::uint32_t at, std::uint32_t parent) {
     ++inside_;
     if (block.children == 0) add_leaf(at);
   }
+  block.after = depth;
   if (block.parent == parent) return;
   orphan(at);
   block.parent = parent;

@@ -21,8 +21,10 @@ struct Block {  // 32 B
   bool ghost : 1 = false;   // not inside, without children
   bool shared : 1 = false;  // by two sessions, ever
   bool in_request : 1 = false;  // the one under way
-  // of a leaf its place among them, of a ghost its neighbours in age
+  // of a ghost its neighbours in age; inside: of a leaf its place among them, and how many blocks its chain has before it
   std::uint32_t before = kNone, after = kNone;
+
+  std::uint32_t depth() const { return after; }
 };
 static_assert(sizeof(Block) == 32);
 
@@ -34,7 +36,7 @@ class Blocks {
   std::uint32_t find(Key key) const { return table_.find(key); }
   std::uint32_t add(Key key);  // neither inside nor a ghost: enter it next
   // Comes inside, or stays so, as the child of `parent` (kNone: a head). Children before parents.
-  void enter(std::uint32_t at, std::uint32_t parent);
+  void enter(std::uint32_t at, std::uint32_t parent, std::uint32_t depth);
   // Leaves and becomes a ghost, the youngest.
   void exit(std::uint32_t at);
   // The oldest ghost; kNone if there is none.

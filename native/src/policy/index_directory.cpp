@@ -18,7 +18,10 @@ std::uint64_t splitmix64(std::uint64_t& state) {
 
 }  // namespace
 
-IndexDirectory::IndexDirectory(std::size_t capacity, std::uint64_t seed) : capacity_(capacity), random_(seed) {}
+IndexDirectory::IndexDirectory(std::size_t capacity, std::uint64_t seed, double depth_worth)
+    : capacity_(capacity), random_(seed), depth_worth_(depth_worth) {
+  if (!std::isfinite(depth_worth) || depth_worth < 0) throw std::invalid_argument("depth_worth must be finite, and at least 0");
+}
 
 void IndexDirectory::request(const Request& request) {
   if (!std::isfinite(request.now_s)) throw std::invalid_argument("now_s must be a finite time in seconds");
@@ -221,7 +224,9 @@ void IndexDirectory::set_record(std::uint32_t block, std::uint32_t record) {
 }
 
 void IndexDirectory::enter() {
-  for (std::size_t at = chain_.size(); at-- > 0;) blocks_.enter(chain_[at], at == 0 ? kNone : chain_[at - 1]);
+  for (std::size_t at = chain_.size(); at-- > 0;) {
+    blocks_.enter(chain_[at], at == 0 ? kNone : chain_[at - 1], static_cast<std::uint32_t>(at));
+  }
 }
 
 void IndexDirectory::shrink(std::size_t most) {
@@ -254,7 +259,7 @@ std::uint32_t IndexDirectory::victim() {
   double best_index = 0.0;
   for (std::size_t n = 0; n < (all ? leaves.size() : kSample); ++n) {
     const std::uint32_t at = leaves[all ? n : splitmix64(random_) % leaves.size()];
-    const double index = records_.index(blocks_[at].record, now_s_);
+    const double index = records_.index(blocks_[at].record, now_s_) * (1.0 + depth_worth_ * blocks_[at].depth());
     if (best == kNone || index < best_index ||
         (index == best_index && records_[blocks_[at].record].number < records_[blocks_[best].record].number)) {
       best = at;
