@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import math
 import random
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-from tests.unit.return_index_model import STARTS_S, IndexModel, Record, Tables, Turn, bin_of
+from tests.unit.return_index_model import IndexModel
 
 native = pytest.importorskip("kvterrace._native", reason="the extension module is not built: make native")
 
@@ -88,7 +84,9 @@ def test_it_takes_hints_extensions_and_losses_as_the_model_does(seed: int) -> No
     for keys, now_s, output_tokens in itertools.islice(Traffic(seed), 160):
         split = more.randrange(1, len(keys) + 1)
         both.request(keys[:split], now_s)
-        for upto in sorted(more.sample(range(split, len(keys) + 1), more.randrange(0, min(3, len(keys) + 1 - split + 1)))):
+        for upto in sorted(
+            more.sample(range(split, len(keys) + 1), more.randrange(0, min(3, len(keys) + 1 - split + 1)))
+        ):
             both.request(keys[:upto], now_s + 0.5, output_tokens, extend=True)
         kind = more.choice(["closed", "one_off", "returns", "shared", "priority", "none", "none"])
         if kind != "none":
