@@ -293,8 +293,8 @@ class IndexModel:
 
     def _victim(self) -> Block:
         drawn: Iterable[Block] = self.leaves
-        if len(self.leaves) > 32:
-            drawn = [self.leaves[self._draw() % len(self.leaves)] for _ in range(32)]
+        if len(self.leaves) > 64:
+            drawn = [self.leaves[self._draw() % len(self.leaves)] for _ in range(64)]
         return min(drawn, key=self._order)
 
     def _order(self, block: Block) -> tuple[float, int]:

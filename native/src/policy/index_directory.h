@@ -34,7 +34,7 @@ class IndexDirectory final : public Directory {
   std::vector<Key> keys() const;  // inside, of a chain the tail first
 
  private:
-  static constexpr std::size_t kSample = 32;
+  static constexpr std::size_t kSample = 64;
 
   struct Run {  // consecutive blocks of the chain with one record
     std::size_t begin, end;
