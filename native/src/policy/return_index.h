@@ -7,7 +7,7 @@
 #include <unordered_set>
 #include <vector>
 
-#include "policy/arc.h"
+#include "policy/gate_arc.h"
 #include "policy/directory.h"
 #include "policy/index_directory.h"
 
@@ -43,7 +43,7 @@ class ReturnIndex final : public Directory {
   std::size_t capacity_;
   double depth_worth_;
   IndexDirectory index_;
-  Arc arc_;
+  GateArc arc_;
   bool arc_leads_ = false;
   double ahead_ = 0.0;     // worth of the index's hits less that of ARC's, decayed
   double accesses_ = 0.0;  // worth of all that was asked for, decayed alike
