@@ -72,7 +72,7 @@ Model::Model() : weights_(kEnd) {
 
 Row Model::row(const Features& f, Kind kind) {
   const bool known = f.gap_s >= 0;
-  const std::int64_t fresh = f.blocks - f.known_blocks;
+  const std::int32_t fresh = f.blocks - f.known_blocks;
   const int gap = known ? std::min(static_cast<int>(2.0 * std::log2(1.0 + f.gap_s)), kGaps - 2) : kGaps - 1;
   const auto at = [](std::uint32_t table, int value, int bins) {
     return static_cast<std::uint16_t>(table + static_cast<std::uint32_t>(value * bins));
