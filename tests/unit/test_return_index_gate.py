@@ -127,9 +127,20 @@ def traffic(seed: int) -> Iterator[tuple[list[int], float]]:
 
 
 def test_what_is_inside_follows_the_leader_there_and_back() -> None:
-    model, real = GateModel(50, 3), native.ReturnIndex(50, 3)
+    """After a change some of what only the old leader wanted, or only the new one has, is asked for on purpose."""
+    model, real, draw = GateModel(50, 3), native.ReturnIndex(50, 3), random.Random(4)
     seen: set[int] = set()
-    for count, (keys, now_s) in enumerate(itertools.islice(traffic(3), 6_600)):
+    asked = {"strays": 0, "missing": 0}
+    more: list[tuple[list[int], float]] = []
+    requests = itertools.islice(traffic(3), 6_600)
+    for count in itertools.count():
+        if more:
+            keys, now_s = more.pop()
+        elif (following := next(requests, None)) is not None:
+            keys, now_s = following
+        else:
+            break
+        changes = model.changes
         model.request(keys, now_s)
         real.request(keys_of(*keys), now_s)
         gone = real.take_evicted().tolist()
@@ -138,8 +149,15 @@ def test_what_is_inside_follows_the_leader_there_and_back() -> None:
         assert real.follows_arc == model.follows_arc, count
         assert len(real) == len(model.real), count
         assert not real.inside(keys_of(*gone)).any()
-        if count % 307 == 0:
+        if count % 307 == 0 or model.changes > changes:
             known = sorted(seen)
             inside = real.inside(keys_of(*known))
             assert {key for key, there in zip(known, inside, strict=True) if there} == model.real, count
+        if model.changes > changes:
+            leading = model.in_leader(seen)
+            for name, keys_there in (("strays", model.real - leading), ("missing", leading - model.real)):
+                chosen = draw.sample(sorted(keys_there), min(3, len(keys_there)))
+                asked[name] += len(chosen)
+                more += [([key], now_s) for key in chosen]
     assert model.changes >= 2
+    assert min(asked.values()) >= 3
