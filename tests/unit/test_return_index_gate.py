@@ -159,5 +159,8 @@ def test_what_is_inside_follows_the_leader_there_and_back() -> None:
                 chosen = draw.sample(sorted(keys_there), min(3, len(keys_there)))
                 asked[name] += len(chosen)
                 more += [([key], now_s) for key in chosen]
+            # The second's new tail has ARC evict its head, which comes in again.
+            grown = list(range(10**6, 10**6 + 70))
+            more += [(grown, now_s), (grown[:30], now_s)]
     assert model.changes >= 2
     assert min(asked.values()) >= 3
