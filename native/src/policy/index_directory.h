@@ -28,7 +28,8 @@ class IndexDirectory final : public Directory {
   void evict(std::size_t n) override;
   void forget(Key key) override;
   std::size_t nbytes() const override;
-  // Of the sequence whose last turn used `key` last; one of a shared run names only what it shares. Unknown keys are ignored.
+  // Of the sequence whose last turn used `key` last; one of a shared run takes kShared and kPriority
+  // only. Unknown keys are ignored.
   // Throws std::invalid_argument where a time is not finite, or `seconds` negative.
   void hint(Key key, Hint hint, double seconds, double now_s);
   std::vector<Key> keys() const;  // inside, of a chain the tail first
