@@ -1,0 +1,48 @@
+"""Load or recompute: which is faster for a hit, from what this engine has measured of itself."""
+
+from __future__ import annotations
+
+__all__ = ["Rates"]
+
+#: Weight of the newest measurement: a change shows after a few steps, one odd step does not.
+_WEIGHT = 0.25
+#: Steps of fewer tokens say what decoding costs, not prefill.
+_LEAST_TOKENS = 64
+#: Loads of fewer bytes say what a request costs, not a byte.
+_LEAST_NBYTES = 1 << 20
+#: A load may take this long in any case, and never longer than that.
+_SHORTEST_S, _LONGEST_S = 0.5, 30.0
+
+
+class Rates:
+    """Moving averages of prefill speed and load bandwidth. Not thread-safe: the scheduler's."""
+
+    def __init__(self) -> None:
+        self._prefill_tokens_s: float | None = None
+        self._load_nbytes_s: float | None = None
+
+    def computed(self, tokens: int, elapsed_s: float) -> None:
+        """A step computed `tokens`."""
+        if tokens >= _LEAST_TOKENS and elapsed_s > 0:
+            self._prefill_tokens_s = _mean(self._prefill_tokens_s, tokens / elapsed_s)
+
+    def loaded(self, nbytes: int, elapsed_s: float) -> None:
+        """A load of `nbytes` arrived."""
+        if nbytes >= _LEAST_NBYTES and elapsed_s > 0:
+            self._load_nbytes_s = _mean(self._load_nbytes_s, nbytes / elapsed_s)
+
+    def worth_loading(self, tokens: int, nbytes: int) -> bool:
+        """Whether loading is faster than computing; so where one of them was not measured yet."""
+        if self._prefill_tokens_s is None or self._load_nbytes_s is None:
+            return True
+        return nbytes / self._load_nbytes_s < tokens / self._prefill_tokens_s
+
+    def deadline_s(self, tokens: int) -> float:
+        """Seconds after which a load of `tokens` is given up: as long as computing them takes."""
+        if self._prefill_tokens_s is None:
+            return _LONGEST_S
+        return min(_LONGEST_S, max(_SHORTEST_S, tokens / self._prefill_tokens_s))
+
+
+def _mean(old: float | None, new: float) -> float:
+    return new if old is None else old + _WEIGHT * (new - old)

@@ -1,0 +1,303 @@
+"""The worker's half: moves blocks between vLLM's pool of pages and the store of this rank.
+
+Loads run on while the engine goes on; `poll` takes in what has ended. Saves end within the step that computed the
+blocks: after it, their rows may be given to other requests. All of it is the worker's thread, except `match`, which the
+scheduler asks from a thread of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from kvterrace.buffers import PagedBlocks
+from kvterrace.errors import KVTerraceError
+from kvterrace.integrations.vllm.lookup import Answer
+from kvterrace.integrations.vllm.messages import LoadJob, SaveJob, StepPlan, WorkerReport
+from kvterrace.integrations.vllm.metrics import WorkerCounts
+from kvterrace.integrations.vllm.namespace import rank_chain, with_epoch
+from kvterrace.integrations.vllm.pages import Pages
+from kvterrace.keys import KeyChain, Namespace
+from kvterrace.types import Busy, Corrupt, DeviceFailed, Expired, Hit, Miss, Present, Rejected, Stale, Stored, Tier
+
+__all__ = ["Loaded", "WorkerSide", "WorkerStore"]
+
+_log = logging.getLogger("kvterrace.vllm")
+
+#: Saving may hold up a step by this share of what computing it took, within these bounds, in seconds.
+_SAVE_SHARE, _SAVE_LEAST_S, _SAVE_MOST_S = 0.05, 0.002, 0.5
+#: Seconds that an idle step waits for a load: a scheduler that spins would keep the store's thread from the GIL.
+_IDLE_WAIT_S = 0.002
+_SEQUENCE_NBYTES = 16
+
+_FAULTS: dict[type[Any], str] = {
+    Miss: "miss",
+    Corrupt: "corrupt",
+    Stale: "stale",
+    DeviceFailed: "failed",
+    Expired: "expired",
+    Busy: "busy",
+    Rejected: "rejected",
+}
+
+
+class WorkerStore(Protocol):
+    """What is used of a `Store`."""
+
+    def match(self, chain: KeyChain) -> Any: ...
+    def get(self, chain: KeyChain, out: Any, *, start: int, stop: int, deadline_s: float | None) -> Any: ...
+    def put(
+        self, chain: KeyChain, blocks: Any, *, start: int, stop: int, sequence: bytes, deadline_s: float | None
+    ) -> Any: ...
+    def wait(self, transfer: Any, timeout_s: float | None = None) -> list[Any]: ...
+    def close(self, timeout_s: float = 30.0) -> bool: ...
+
+
+@dataclass(slots=True)
+class Loaded:
+    """What `poll` found.
+
+    Attributes:
+        requests: whose load has ended, well or not.
+        failed_rows: rows of the pool that do not hold what they should.
+    """
+
+    requests: set[str] = field(default_factory=set)
+    failed_rows: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Load:
+    job: LoadJob
+    transfer: Any  # None: it could not be submitted
+    epoch: str
+    began_s: float
+
+
+class WorkerSide:
+    """One rank's half."""
+
+    def __init__(self, store: WorkerStore, namespace: Namespace, pages: Pages) -> None:
+        """Takes over `store`, which is closed with this object."""
+        self._store = store
+        self._pages = pages
+        self._base = namespace
+        self._spaces = {"": namespace}
+        self._epoch = ""
+        self._dead: set[str] = set()
+        self._keys: dict[str, bytes] = {}
+        self._loads: list[_Load] = []
+        self._report = WorkerReport()
+        self._plan: StepPlan | None = None
+        self._began_s = self._step_s = 0.0
+        self._warned: set[str] = set()
+        self.counts = WorkerCounts()
+
+    # -- what the scheduler asks ---------------------------------------------------------------------------------------
+
+    @property
+    def namespace(self) -> Namespace:
+        """Of this rank's KV, with the weights as they were loaded."""
+        return self._base
+
+    def match(self, epoch: str, made_in: bytes, keys: bytes) -> Answer:
+        """Blocks of a chain that are resident here, and how many of them, from the first on, in DRAM. Any thread."""
+        if epoch in self._dead:
+            return 0, 0
+        try:
+            found = self._store.match(rank_chain(self._space(epoch), keys, made_in)).tiers
+        except (KVTerraceError, OSError) as error:
+            self._fault("match", error)
+            return 0, 0
+        return len(found), next((at for at, tier in enumerate(found) if tier is not Tier.DRAM), len(found))
+
+    def _space(self, epoch: str) -> Namespace:
+        space = self._spaces.get(epoch)
+        if space is None:
+            space = self._spaces[epoch] = with_epoch(self._base, epoch)
+        return space
+
+    def weights_changed(self, method: str) -> None:
+        """The weights may be others from now on. What was kept under the epoch known here is not served any more, and
+        nothing is kept, until the scheduler begins another."""
+        if self._epoch not in self._dead:
+            self._dead.add(self._epoch)
+            _log.warning(
+                "%s has changed the weights: the cache pauses until reset_prefix_cache(reset_connector=True) is called",
+                method,
+            )
+
+    # -- a step --------------------------------------------------------------------------------------------------------
+
+    def begin(self, plan: StepPlan) -> None:
+        """A step begins: `plan` is what the scheduler wants with it."""
+        self._plan, self._epoch = plan, plan.epoch
+        for request_id in plan.ended:
+            self._keys.pop(request_id, None)
+        for request_id, (first, keys) in plan.keys.items():
+            had = self._keys.get(request_id, b"")[: 32 * first]
+            assert len(had) == 32 * first, "the scheduler takes keys for sent that are not here"
+            self._keys[request_id] = had + keys
+        self._began_s = time.monotonic()
+
+    def load(self) -> None:
+        """Begin the step's loads. Returns at once."""
+        assert self._plan is not None
+        for job in self._plan.loads:
+            began_s, transfer = time.monotonic(), None
+            if self._epoch not in self._dead:
+                stop = job.start + len(job.rows)
+                out = PagedBlocks(self._pages.parts, job.rows)
+                try:
+                    chain = self._chain(job.request_id, stop)
+                    transfer = self._store.get(chain, out, start=job.start, stop=stop, deadline_s=job.deadline_s)
+                except (KVTerraceError, OSError) as error:
+                    self._fault("load", error)
+            self._loads.append(_Load(job, transfer, self._epoch, began_s))
+        self._plan.loads = []
+
+    def save(self) -> None:
+        """Store the blocks that the step has filled. When it returns, nothing reads the pool any more."""
+        assert self._plan is not None
+        self._step_s = time.monotonic() - self._began_s
+        if self._plan.tokens:
+            self._report.compute = (self._plan.tokens, self._step_s)
+        jobs, self._plan.saves = self._plan.saves, []
+        if not jobs or self._epoch in self._dead:
+            return
+        began_s = time.monotonic()
+        room_s = min(_SAVE_MOST_S, max(_SAVE_LEAST_S, _SAVE_SHARE * self._step_s))
+        under_way: list[tuple[SaveJob, int, Any]] = []
+        try:
+            for job in jobs:
+                self._put(job, room_s, under_way)
+        except (KVTerraceError, OSError) as error:
+            self._fault("save", error)
+        finally:
+            for _, _, transfer in under_way:
+                self._settle(transfer)
+        for job, first, transfer in under_way:
+            self._saved(job, first, transfer.outcomes)
+        self.counts.save_s += time.monotonic() - began_s
+
+    def _put(self, job: SaveJob, room_s: float, under_way: list[tuple[SaveJob, int, Any]]) -> None:
+        stop = job.start + len(job.rows)
+        chain = self._chain(job.request_id, stop)
+        have = min(stop, self._store.match(chain).blocks)
+        self.counts.blocks["present"] += max(0, have - job.start)
+        if have < job.start:  # a block before these has left the ladder since: the scheduler begins there again
+            self._report.unsaved[job.request_id] = have
+        elif have < stop:
+            rows = PagedBlocks(self._pages.parts, job.rows[have - job.start :])
+            name = chain.key(0)[:_SEQUENCE_NBYTES]
+            transfer = self._store.put(chain, rows, start=have, stop=stop, sequence=name, deadline_s=room_s)
+            under_way.append((job, have, transfer))
+
+    def _settle(self, transfer: Any) -> None:
+        """Wait until nothing of the pool is read any more. A put has a deadline for room, and copying does not wait for
+        a drive; a store that has failed gives its puts up."""
+        while not transfer.done:
+            self._store.wait(transfer, 1.0)
+            if not transfer.done:
+                time.sleep(0.001)
+        self._store.wait(transfer, 0.0)  # takes it off the store's list of what is finished
+
+    def _saved(self, job: SaveJob, first: int, outcomes: Sequence[Any]) -> None:
+        for at, outcome in enumerate(outcomes):
+            match outcome:
+                case Stored():
+                    self.counts.blocks["saved"] += 1
+                    self.counts.saved_nbytes += self._base.layout.block_nbytes
+                case Present():
+                    self.counts.blocks["present"] += 1
+                case _:
+                    self._report.unsaved[job.request_id] = first + at
+                    self.counts.blocks["unsaved"] += len(outcomes) - at
+                    self._warn(
+                        f"save {_FAULTS.get(type(outcome), '?')}",
+                        "blocks find no room in the store and are handed over again (%s); if that stays so: the drive "
+                        "takes no writes, or dram_bytes is too small",
+                        outcome,
+                    )
+                    return
+
+    def poll(self) -> Loaded:
+        """Take in the loads that have ended. In a step that computes nothing, wait a little for one."""
+        found = Loaded()
+        if self._loads and self._plan is not None and not self._plan.tokens and self._loads[0].transfer is not None:
+            self._store.wait(self._loads[0].transfer, _IDLE_WAIT_S)
+        still = []
+        for load in self._loads:
+            if load.transfer is not None and not load.transfer.done:
+                still.append(load)
+            else:
+                self._loaded(load, found)
+        self._loads = still
+        return found
+
+    def _loaded(self, load: _Load, found: Loaded) -> None:
+        job = load.job
+        outcomes = [] if load.transfer is None else self._store.wait(load.transfer, 0.0)
+        if load.epoch != self._epoch or load.epoch in self._dead:  # of weights that are no more
+            outcomes = []
+        bad = [at for at in range(len(job.rows)) if at >= len(outcomes) or not isinstance(outcomes[at], Hit)]
+        found.requests.add(job.request_id)
+        found.failed_rows.update(job.rows[at] for at in bad)
+        elapsed_s = time.monotonic() - load.began_s
+        self.counts.load_s.append(elapsed_s)
+        for outcome in outcomes:
+            if isinstance(outcome, Hit):
+                self.counts.blocks["dram" if outcome.tier is Tier.DRAM else "ssd"] += 1
+            else:
+                self.counts.blocks[_FAULTS[type(outcome)]] += 1
+                self._warn_load(job, outcome)
+        nbytes = (len(job.rows) - len(bad)) * self._base.layout.block_nbytes
+        self.counts.loaded_nbytes += nbytes
+        if bad:
+            self._report.failed[job.request_id] = job.start + bad[0]
+        else:
+            self._report.loads.append((nbytes, elapsed_s))
+
+    def _warn_load(self, job: LoadJob, outcome: Any) -> None:
+        kind = _FAULTS[type(outcome)]
+        self._warn(
+            f"load {kind}",
+            "a block did not arrive (%s, request %s): it is computed. More of this kind are counted in "
+            "vllm:kvterrace_blocks, and not told",
+            outcome,
+            job.request_id,
+        )
+
+    def report(self) -> WorkerReport | None:
+        """What the scheduler should know of this step; None: nothing."""
+        report, self._report = self._report, WorkerReport()
+        return report or None
+
+    def end(self) -> None:
+        """The step has ended."""
+        self._plan = None
+
+    # -- ending --------------------------------------------------------------------------------------------------------
+
+    def close(self, timeout_s: float) -> bool:
+        """End transfers and close the store; whether all was written."""
+        return self._store.close(timeout_s)
+
+    def _chain(self, request_id: str, blocks: int) -> KeyChain:
+        assert self._plan is not None
+        keys = self._keys[request_id][: 32 * blocks]
+        assert len(keys) == 32 * blocks, "a job for blocks whose keys were not sent"
+        return rank_chain(self._space(self._epoch), keys, self._plan.made_in)
+
+    def _fault(self, what: str, error: Exception) -> None:
+        self.counts.blocks[f"{what}_error"] += 1
+        self._warn(what, "the store cannot be used (%s), everything is computed: %s", what, error)
+
+    def _warn(self, kind: str, text: str, *values: object) -> None:
+        """Say it once; the counts go on."""
+        if kind not in self._warned:
+            self._warned.add(kind)
+            _log.warning(text, *values)
