@@ -1,9 +1,9 @@
 """vLLM's scheduler and both halves of the connector over a pool of pages, with arithmetic in place of a model.
 
-KV of a token is a number made of all tokens up to it, of what else decides KV (salt, adapter, images) and of the weights;
-the next token is made of the same. A step writes its tokens' KV into the pool; before that, every token that the scheduler
-counts as computed must have its KV there, to the bit, in every layer and head. So whatever the connector loads, saves or
-fails to load is checked against the prompt itself, and never against what it did before.
+KV of a token is a number made of all tokens up to it, of what else decides KV (salt, adapter, images) and of the
+weights; the next token is made of the same. A step writes its tokens' KV into the pool; before that, every token that
+the scheduler counts as computed must have its KV there, to the bit, in every layer and head. So whatever the connector
+loads, saves or fails to load is checked against the prompt itself, and never against what it did before.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import torch
 from vllm.config import CacheConfig, DeviceConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
-from vllm.utils.hashing import sha256
 
 from kvterrace.integrations.vllm.connector import KVTerraceConnector
 
@@ -97,7 +97,7 @@ def cache_config(blocks: int, spec: Any = None) -> KVCacheConfig:
     )  # fmt: skip
 
 
-class WrongKV(AssertionError):
+class WrongKVError(AssertionError):
     """The pool does not hold the KV of a token that counts as computed."""
 
 
@@ -222,7 +222,7 @@ class Machine:
     def _check(self, name: str, rows: list[int], numbers: list[int]) -> None:
         for at, number in enumerate(numbers):
             if not torch.equal(self.pool[:, rows[at // BLOCK], :, at % BLOCK, :], kv_of(number)):
-                raise WrongKV(f"step {self.steps}: token {at} of {name} in row {rows[at // BLOCK]}")
+                raise WrongKVError(f"step {self.steps}: token {at} of {name} in row {rows[at // BLOCK]}")
 
     def close(self) -> None:
         self.scheduler.connector.shutdown()

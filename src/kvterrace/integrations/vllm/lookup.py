@@ -142,7 +142,11 @@ class _Peer:
         self.broken = False
         self._out, self._in = bytearray(), bytearray()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.connect(address)
+        try:
+            self._socket.connect(address)
+        except OSError:
+            self._socket.close()
+            raise
         self._socket.settimeout(0.0)
 
     def send(self, message: bytes) -> None:

@@ -80,7 +80,7 @@ def _page(name: str, cache: Any, blocks: int) -> tuple[npt.NDArray[np.uint8], li
         )
     nbytes = elements * cache.element_size()
     flat = torch.as_strided(cache, (blocks, elements), (row_stride * split, 1))
-    form = [str(cache.dtype), shape, strides]
+    form = [str(cache.dtype), shape, [0 if length == 1 else step for length, step in zip(shape, strides, strict=True)]]
     # As whole numbers of one byte: NumPy knows neither bfloat16 nor float8.
     return flat.view(torch.uint8).numpy().reshape(blocks, nbytes), form
 
