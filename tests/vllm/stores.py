@@ -91,10 +91,12 @@ class Between:
             return transfer.outcomes
         if isinstance(transfer, Held):
             return self.wait(transfer._inner, timeout_s) if transfer._inner is not None else transfer.outcomes
-        return self.store.wait(transfer, timeout_s)
+        outcomes: list[Any] = self.store.wait(transfer, timeout_s)
+        return outcomes
 
     def close(self, timeout_s: float = 30.0) -> bool:
-        return self.store.close(timeout_s)
+        closed: bool = self.store.close(timeout_s)
+        return closed
 
     def let_go(self) -> None:
         self.holding = False
@@ -113,5 +115,5 @@ class Ended:
 def between(engine: Any) -> Between:
     """Put one between the worker of `engine` and its store."""
     side = engine.worker._worker
-    side._store = Between(side._store)
-    return side._store
+    made = side._store = Between(side._store)
+    return made

@@ -79,7 +79,7 @@ def test_other_images_behind_the_same_placeholders_are_computed(model: Path, ext
 
 
 def fake_request(tokens: list[int], **facts: Any) -> Any:
-    plain = {"lora_request": None, "mm_features": [], "cache_salt": None, "prompt_embeds": None}
+    plain: dict[str, Any] = {"lora_request": None, "mm_features": [], "cache_salt": None, "prompt_embeds": None}
     return SimpleNamespace(
         request_id="fake", num_tokens=len(tokens), all_token_ids=tokens, _prompt_embeds_per_block_hashes={},
         **{**plain, **facts},
@@ -170,7 +170,7 @@ def test_loads_under_way_at_a_reset_are_not_believed(model: Path, extra: Extra) 
         assert engine.answers["loading"] == reference(TOKENS, 4, plain_seed(1))
 
 
-class FakeWorker(CPUWorker):  # type: ignore[misc]
+class FakeWorker(CPUWorker):
     def __init__(self) -> None:
         pass
 

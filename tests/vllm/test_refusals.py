@@ -162,7 +162,7 @@ def test_dram_for_fewer_than_a_few_blocks(model: Path, extra: Extra) -> None:
 
 @pytest.mark.parametrize("version", ["0.31.4", "0.33.0", "1.32.0", "0.320.1"])
 def test_other_versions_of_vllm(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
-    monkeypatch.setattr(versions.metadata, "version", lambda name: version)
+    monkeypatch.setattr("importlib.metadata.version", lambda name: version)
     with pytest.raises(MissingDependencyError, match=f"vLLM {version} is installed, kvterrace supports ==0.32"):
         versions.check_versions()
 

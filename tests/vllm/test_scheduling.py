@@ -197,7 +197,12 @@ def test_a_request_that_waits_for_room_is_looked_up_once(model: Path, extra: Ext
         asked: list[str] = []
         lookup = engine.scheduler.connector._scheduler._lookup
         ask = lookup.ask
-        lookup.ask = lambda name, *what: asked.append(name) or ask(name, *what)
+
+        def counted(name: str, *what: Any) -> Any:
+            asked.append(name)
+            return ask(name, *what)
+
+        lookup.ask = counted
         engine.add("waits", prompt(3, 150))
         for _ in range(4):
             engine.step()
@@ -226,7 +231,7 @@ def test_a_session_that_may_take_tokens_back_is_not_kept(model: Path, extra: Ext
 def test_an_engine_that_only_reads_uses_what_another_keeps(model: Path, extra: Extra) -> None:
     with machine(model, extra) as engine:
         engine.ask(FIRST)
-        engine.worker._worker._store.flush(10.0)
+        between(engine).store.flush(10.0)
         with machine(model, {**extra, "read_only": True}) as reader:
             assert reader.ask(FIRST) == (reference(FIRST, 4, PLAIN), 8 + 3)
             assert reader.counts["blocks.ssd"] == 12
