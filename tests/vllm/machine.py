@@ -8,15 +8,25 @@ loads, saves or fails to load is checked against the prompt itself, and never ag
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from vllm.config import CacheConfig, DeviceConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.config import (
+    CacheConfig,
+    DeviceConfig,
+    KVTransferConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    VllmConfig,
+)
+from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
@@ -57,8 +67,10 @@ def model_folder(folder: Path, weights: bytes = b"one") -> Path:
 
 
 def config_for(model: Path, extra: Mapping[str, Any], **changes: Any) -> VllmConfig:
-    """A configuration of vLLM with the connector; `changes`: `policy`, `role`, `batched_tokens`, `seqs`."""
+    """A configuration of vLLM with the connector; `changes`: `policy`, `role`, `batched_tokens`, `seqs`,
+    `ranks`."""
     return VllmConfig(
+        parallel_config=ParallelConfig(tensor_parallel_size=changes.get("ranks", 1)),
         model_config=ModelConfig(
             model=str(model), tokenizer=str(model), skip_tokenizer_init=True, dtype="float32", max_model_len=512, seed=0
         ),
@@ -82,11 +94,11 @@ def config_for(model: Path, extra: Mapping[str, Any], **changes: Any) -> VllmCon
     )
 
 
-def cache_config(blocks: int, spec: Any = None) -> KVCacheConfig:
-    """One group of full attention over all layers."""
+def cache_config(blocks: int, spec: Any = None, ranks: int = 1) -> KVCacheConfig:
+    """One group of full attention over all layers, as one of `ranks` has it."""
     names = [f"model.layers.{number}.self_attn.attn" for number in range(LAYERS)]
     if spec is None:
-        spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=HEADS, head_size=DIM, dtype=torch.float32)
+        spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=HEADS // ranks, head_size=DIM, dtype=torch.float32)
     page = spec.page_size_bytes
     tensor = KVCacheTensor(
         size=page * blocks * LAYERS, layers=names, layer_stride=page * blocks, block_stride=page, offset=0
@@ -102,31 +114,52 @@ class WrongKVError(AssertionError):
 
 
 class Machine:
-    """An engine of one rank."""
+    """An engine of one rank, or of `ranks`, each with its share of the heads; all in this process."""
 
     def __init__(
-        self, model: Path, extra: Mapping[str, Any], *, blocks: int = 24, weights: int = 0, **changes: Any
+        self,
+        model: Path,
+        extra: Mapping[str, Any],
+        *,
+        blocks: int = 24,
+        weights: int = 0,
+        ranks: int = 1,
+        **changes: Any,
     ) -> None:
-        self.config = config_for(model, extra, **changes)
+        self.config = config_for(model, extra, ranks=ranks, **changes)
         self.config.cache_config.num_gpu_blocks = blocks
-        caches = cache_config(blocks)
+        caches = cache_config(blocks, ranks=ranks)
         self.weights = weights
-        self.pool = torch.zeros(LAYERS, blocks, HEADS, BLOCK, 2 * DIM)
-        self.worker = KVTerraceConnector(self.config, KVConnectorRole.WORKER, caches)
-        names = caches.kv_cache_groups[0].layer_names
-        self.worker.register_kv_caches({name: self.pool[at] for at, name in enumerate(names)})
+        self.pools = [torch.zeros(LAYERS, blocks, HEADS // ranks, BLOCK, 2 * DIM) for _ in range(ranks)]
+        self.workers = [self._worker(rank, caches) for rank in range(ranks)]
+        self._aggregator = KVOutputAggregator(ranks)
         init_none_hash(sha256)
         self._hasher = get_request_block_hasher(BLOCK, sha256)
         self.scheduler = Scheduler(
             self.config, caches, StructuredOutputManager(self.config), block_size=BLOCK, hash_block_size=BLOCK,
             log_stats=True,
         )  # fmt: skip
-        self.scheduler.connector.set_xfer_handshake_metadata_pp_aware({(0, 0): self.worker.get_handshake_metadata()})
+        self.scheduler.connector.set_xfer_handshake_metadata_pp_aware(
+            {(0, rank): worker.get_handshake_metadata() for rank, worker in enumerate(self.workers)}
+        )
         self.answers: dict[str, list[int]] = {}
         self.computed_tokens = 0
         self.steps = 0
         self.counts: dict[str, Any] = {}
-        self.before_forward: Callable[[Any], None] = lambda _: None
+
+    def _worker(self, rank: int, caches: KVCacheConfig) -> KVTerraceConnector:
+        config = copy.copy(self.config)
+        config.parallel_config = copy.copy(config.parallel_config)
+        config.parallel_config.rank = rank
+        worker = KVTerraceConnector(config, KVConnectorRole.WORKER, caches)
+        names = caches.kv_cache_groups[0].layer_names
+        worker.register_kv_caches({name: self.pools[rank][at] for at, name in enumerate(names)})
+        return worker
+
+    @property
+    def worker(self) -> KVTerraceConnector:
+        """The first rank's."""
+        return self.workers[0]
 
     # -- arithmetic in place of a model --------------------------------------------------------------------------------
 
@@ -155,31 +188,12 @@ class Machine:
         self.steps += 1
         planned = self.scheduler.schedule()
         meta = planned.kv_connector_metadata
-        self.worker.handle_preemptions(meta)
-        self.worker.bind_connector_metadata(meta)
-        self.before_forward(planned)
+        for worker in self.workers:
+            worker.handle_preemptions(meta)
+            worker.bind_connector_metadata(copy.deepcopy(meta))  # as if by way of another process
         sampled = self._forward(planned)
-        self.worker.start_load_kv(None)
-        self.worker.wait_for_save()
-        found = self.worker.get_transfer_results(planned.finished_req_ids)
-        output = KVConnectorOutput(
-            finished_sending=found.finished_sending,
-            finished_recving=found.finished_recving,
-            failed_recving=found.failed_recving,
-            invalid_block_ids=self.worker.get_block_ids_with_load_errors(),
-            kv_connector_stats=self.worker.get_kv_connector_stats(),
-            kv_connector_worker_meta=self.worker.build_connector_worker_meta(),
-        )
-        self.worker.clear_connector_metadata()
-        names = list(planned.num_scheduled_tokens)
         outputs = self.scheduler.update_from_output(
-            planned,
-            ModelRunnerOutput(
-                req_ids=names,
-                req_id_to_index={name: at for at, name in enumerate(names)},
-                sampled_token_ids=[sampled[name] for name in names],
-                kv_connector_output=output,
-            ),
+            planned, self._aggregator.aggregate([self._end(worker, planned, sampled) for worker in self.workers])
         )
         for each in outputs.values():
             for one in each.outputs:
@@ -187,6 +201,28 @@ class Machine:
             if each.scheduler_stats is not None and each.scheduler_stats.kv_connector_stats:
                 for key, value in each.scheduler_stats.kv_connector_stats.items():
                     self.counts[key] = self.counts[key] + value if key in self.counts else value
+
+    def _end(self, worker: KVTerraceConnector, planned: Any, sampled: dict[str, list[int]]) -> ModelRunnerOutput:
+        """What the model runner of one rank does after the forward pass."""
+        worker.start_load_kv(None)
+        worker.wait_for_save()
+        found = worker.get_transfer_results(planned.finished_req_ids)
+        output = KVConnectorOutput(
+            finished_sending=found.finished_sending,
+            finished_recving=found.finished_recving,
+            failed_recving=found.failed_recving,
+            invalid_block_ids=worker.get_block_ids_with_load_errors(),
+            kv_connector_stats=worker.get_kv_connector_stats(),
+            kv_connector_worker_meta=worker.build_connector_worker_meta(),
+        )
+        worker.clear_connector_metadata()
+        names = list(planned.num_scheduled_tokens)
+        return ModelRunnerOutput(
+            req_ids=names,
+            req_id_to_index={name: at for at, name in enumerate(names)},
+            sampled_token_ids=[sampled[name] for name in names],
+            kv_connector_output=output,
+        )
 
     def run(self, most_steps: int = 20_000) -> None:
         """Until nothing is left to do."""
@@ -214,19 +250,22 @@ class Machine:
             start = stop - count
             self._check(name, rows, numbers[:start])
             for at in range(start, stop):
-                self.pool[:, rows[at // BLOCK], :, at % BLOCK, :] = kv_of(numbers[at])
+                for pool, kv in zip(self.pools, kv_of(numbers[at]).chunk(len(self.pools), dim=1), strict=True):
+                    pool[:, rows[at // BLOCK], :, at % BLOCK, :] = kv
             self.computed_tokens += count
             sampled[name] = [numbers[stop - 1] % VOCABULARY] if stop == request.num_tokens else []
         return sampled
 
     def _check(self, name: str, rows: list[int], numbers: list[int]) -> None:
         for at, number in enumerate(numbers):
-            if not torch.equal(self.pool[:, rows[at // BLOCK], :, at % BLOCK, :], kv_of(number)):
+            held = torch.cat([pool[:, rows[at // BLOCK], :, at % BLOCK, :] for pool in self.pools], dim=1)
+            if not torch.equal(held, kv_of(number)):
                 raise WrongKVError(f"step {self.steps}: token {at} of {name} in row {rows[at // BLOCK]}")
 
     def close(self) -> None:
         self.scheduler.connector.shutdown()
-        self.worker.shutdown()
+        for worker in self.workers:
+            worker.shutdown()
 
 
 @contextmanager

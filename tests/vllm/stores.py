@@ -112,8 +112,8 @@ class Ended:
         self.outcomes, self.done = outcomes, True
 
 
-def between(engine: Any) -> Between:
+def between(engine: Any, rank: int = 0) -> Between:
     """Put one between the worker of `engine` and its store."""
-    side = engine.worker._worker
+    side = engine.workers[rank]._worker
     made = side._store = Between(side._store)
     return made

@@ -137,22 +137,26 @@ def test_of_what_ranks_report_the_lesser_counts() -> None:
 
 def test_what_is_faster_by_what_was_measured() -> None:
     rates = Rates()
-    assert rates.worth_loading(1, 1 << 40) and rates.deadline_s(100) == 30.0
+    assert rates.worth_loading(1, 1 << 40, 0.0) and rates.deadline_s(100) == 30.0
     rates.computed(1000, 2.0)  # 500 tokens a second
-    rates.loaded(100 << 20, 1.0)  # 100 MiB a second
-    assert rates.worth_loading(500, 99 << 20)  # 1 s against 0.99
-    assert not rates.worth_loading(500, 101 << 20)
+    rates.loaded(100 << 20, 1.0, now_s=7.0)  # 100 MiB a second
+    assert rates.worth_loading(500, 99 << 20, now_s=7.0)  # 1 s against 0.99
+    assert not rates.worth_loading(500, 101 << 20, now_s=7.0)
+    assert not rates.worth_loading(500, 101 << 20, now_s=37.0)
+    assert rates.worth_loading(500, 101 << 20, now_s=37.1)  # who refuses does not measure: try again
     assert rates.deadline_s(1000) == 2.0 and rates.deadline_s(1) == 0.5 and rates.deadline_s(10**6) == 30.0
 
 
 def test_small_steps_and_loads_say_nothing_and_new_ones_weigh_a_quarter() -> None:
     rates = Rates()
     rates.computed(63, 100.0)
-    rates.loaded(1000, 100.0)
-    assert rates.worth_loading(1, 1 << 40)
+    rates.loaded(1000, 0.4, now_s=0.0)
+    assert rates.worth_loading(1, 1 << 40, now_s=0.0)
     rates.computed(1000, 1.0)
     rates.computed(2000, 1.0)  # 1000 + (2000 - 1000) / 4
     assert rates.deadline_s(2500) == pytest.approx(2.0)
+    rates.loaded(0, 5.0, now_s=0.0)  # nothing of a load had come when it was given up
+    assert not rates.worth_loading(1000, 1000, now_s=0.0)
 
 
 # -- metrics -----------------------------------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ class WorkerReport(KVConnectorWorkerMetadata):
         unsaved: for requests with blocks that could not be taken: the first that is not in the store.
         failed: for requests whose load failed: the first block that did not arrive.
         compute: (tokens, seconds) of the step's forward pass; the slowest rank's.
-        loads: (bytes, seconds) of each load that ended.
+        loads: (bytes, seconds) of each load that arrived, or was given up because it took too long.
     """
 
     unsaved: dict[str, int] = field(default_factory=dict)

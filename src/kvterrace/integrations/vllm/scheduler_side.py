@@ -98,7 +98,7 @@ class SchedulerSide:
         tokens = (stop - start) * self._width
         if tokens <= 0:
             return 0, False
-        if not self._rates.worth_loading(tokens, (stop - start) * self._nbytes_per_block):
+        if not self._rates.worth_loading(tokens, (stop - start) * self._nbytes_per_block, time.monotonic()):
             self.counts.cheaper_computed += tokens
             return 0, False
         tracked.planned = (start, stop)
@@ -209,7 +209,7 @@ class SchedulerSide:
         """What the workers did in a step."""
         self._rates.computed(*report.compute)
         for nbytes, elapsed_s in report.loads:
-            self._rates.loaded(nbytes, elapsed_s)
+            self._rates.loaded(nbytes, elapsed_s, time.monotonic())
         for request_id, block in report.failed.items():
             tracked = self._tracked.get(request_id)
             if tracked is not None:

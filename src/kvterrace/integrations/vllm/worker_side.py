@@ -258,7 +258,7 @@ class WorkerSide:
         self.counts.loaded_nbytes += nbytes
         if bad:
             self._report.failed[job.request_id] = job.start + bad[0]
-        else:
+        if not bad or any(isinstance(outcome, Expired) for outcome in outcomes):
             self._report.loads.append((nbytes, elapsed_s))
 
     def _warn_load(self, job: LoadJob, outcome: Any) -> None:
