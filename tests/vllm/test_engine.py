@@ -58,7 +58,7 @@ def test_eviction_and_restart(extra: Extra, want: list[list[int]]) -> None:
             found = engine.ask(PROMPTS[one])
             assert (found["tokens"], found["cached"]) == ([want[one]], [WHOLE])
         counts = engine.metrics
-        assert counts["blocks.saved"] == 93 and counts["blocks.dram"] + counts.get("blocks.ssd", 0) >= 62
+        assert counts["blocks.saved"] == 93 and counts["blocks.dram"] + counts.get("blocks.ssd", 0) >= 31
         assert engine.ask(PROMPTS[0], salt="other")["cached"] == [0]
         found = engine.ask(PROMPTS[3], PROMPTS[4])  # two at once, which share a prefix
         assert found["tokens"] == want[3:]

@@ -152,6 +152,20 @@ def test_a_reset_forgets_what_was_kept_and_what_running_requests_computed(model:
         assert engine.ask(TOKENS) == (reference(TOKENS, 4, PLAIN), REST)
 
 
+def test_what_a_request_computed_before_a_reset_is_not_kept_after_it(model: Path, extra: Extra) -> None:
+    with machine(model, extra) as engine:
+        engine.add("running", TOKENS, answer=40)
+        for _ in range(2):  # 200 tokens in steps of 128
+            engine.step()
+        engine.scheduler.reset_prefix_cache(reset_connector=True)  # goes on with its KV, as vLLM has it
+        engine.run()
+        assert engine.answers["running"] == reference(TOKENS, 40, PLAIN)
+        engine.scheduler.reset_prefix_cache()
+        assert engine.ask(TOKENS)[1] == ALL
+        engine.scheduler.reset_prefix_cache()
+        assert engine.ask(TOKENS)[1] == REST
+
+
 def test_loads_under_way_at_a_reset_are_not_believed(model: Path, extra: Extra) -> None:
     from tests.vllm.stores import between
 
