@@ -122,3 +122,22 @@ def test_a_hybrid_model_works_as_one_group(extra: Extra) -> None:
     with Child(extra, **options) as engine:
         again = engine.ask(tokens)
         assert again["tokens"] == first["tokens"] and again["cached"] == [28 * BLOCK]
+
+
+def test_two_ranks_in_processes_of_their_own(extra: Extra) -> None:
+    """Two halves of the layers; batches overlap, and the scheduler asks both by their sockets."""
+    options: Any = {
+        "pipeline_parallel_size": 2,
+        "distributed_executor_backend": "mp",
+        "environment": {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "0|1"},
+    }
+    prompts = [prompt(6, 500), prompt(7, 500)]  # 15 whole blocks each
+    with Child(extra, **options) as engine:
+        first = engine.ask(*prompts)
+        assert first["cached"] == [0, 0]
+    partitions = sorted(path.name for path in (Path(extra["path"]) / "partitions").iterdir())
+    assert partitions == ["vllm-dp0-pp0-tp0", "vllm-dp0-pp1-tp0"]
+    with Child(extra, **options) as engine:
+        again = engine.ask(*prompts)
+        assert (again["tokens"], again["cached"]) == (first["tokens"], [15 * BLOCK] * 2)
+        assert engine.metrics["blocks.ssd"] == 2 * 2 * 15
