@@ -14,6 +14,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from tests.vllm.machine import config_for
 
+from kvterrace.errors import ConfigError
 from kvterrace.integrations.vllm import lookup
 from kvterrace.integrations.vllm.lookup import LookupServer, RemoteLookup, lookup_for
 from kvterrace.integrations.vllm.messages import Handshake, WorkerReport
@@ -119,7 +120,7 @@ def test_workers_in_this_process_are_asked_without_a_socket(monkeypatch: pytest.
     monkeypatch.setitem(lookup.local, "t", lambda epoch, made_in, keys: (len(keys) // 32, 4))
     found = lookup_for([Handshake(SPACE, os.getpid(), "t", "")])
     assert found.ask("a", "", SPACE.digest, KEYS) == (10, 4)
-    with pytest.raises(FileNotFoundError):  # another process: there is no such socket
+    with pytest.raises(ConfigError, match="must share a host"):  # another process: there is no such socket
         lookup_for([Handshake(SPACE, os.getpid() + 1, "t", "/nowhere")])
 
 

@@ -55,6 +55,7 @@ def test_engines_that_could_not_keep_it_rightly(
     [
         ("device_config", "device_type", "cuda", "device cuda"),
         ("parallel_config", "decode_context_parallel_size", 2, "context parallelism"),
+        ("parallel_config", "nnodes", 2, "several hosts"),
         ("cache_config", "kv_sharing_fast_prefill", True, "kv_sharing_fast_prefill"),
         ("load_config", "load_format", "dummy", "load_format 'dummy'"),
         ("model_config", "is_diffusion", True, "diffusion"),

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from kvterrace.errors import ConfigError
 from kvterrace.integrations.vllm.messages import Handshake
 
 __all__ = ["Answer", "LocalLookup", "Lookup", "LookupServer", "RemoteLookup", "lookup_for"]
@@ -57,10 +58,16 @@ class Lookup(Protocol):
 
 
 def lookup_for(handshakes: Sequence[Handshake]) -> Lookup:
-    """The way to the workers that sent these."""
+    """The way to the workers that sent these. Raises ConfigError: one of them cannot be reached."""
     if all(one.pid == os.getpid() and one.token in local for one in handshakes):
         return LocalLookup([local[one.token] for one in handshakes])
-    return RemoteLookup([one.address for one in handshakes])
+    try:
+        return RemoteLookup([one.address for one in handshakes])
+    except OSError as error:
+        raise ConfigError(
+            f"a worker cannot be asked what its store holds ({error}): scheduler and workers must share a host and its "
+            "folder for temporary files"
+        ) from error
 
 
 class LocalLookup:

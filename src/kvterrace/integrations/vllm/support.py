@@ -42,6 +42,8 @@ def _refusals(vllm_config: Any) -> Iterator[str]:
         yield "speculative decoding: a drafter's KV of a prefix may depend on the token after it"
     if parallel.decode_context_parallel_size > 1 or getattr(parallel, "prefill_context_parallel_size", 1) > 1:
         yield "context parallelism: a rank then holds parts of a block's tokens"
+    if parallel.nnodes > 1:
+        yield "ranks on several hosts: the scheduler asks its workers by sockets of one host"
     if model.is_encoder_decoder:
         yield "an encoder-decoder model"
     if getattr(model, "is_diffusion", False):
