@@ -40,12 +40,20 @@ def extra(tmp_path: Path) -> Extra:
     return {"path": str(tmp_path / "kv"), "dram_bytes": "128MiB", "ssd_bytes": "1GiB"}  # 80 blocks in DRAM
 
 
-@pytest.fixture
-def filled(extra: Extra, want: list[list[int]]) -> Extra:
-    """A store that an engine has filled with the first two prompts."""
-    with Child(extra) as engine:
+@pytest.fixture(scope="module")
+def two_prompts(tmp_path_factory: pytest.TempPathFactory, want: list[list[int]]) -> Path:
+    """A store that an engine has filled with the first two prompts; only to be copied."""
+    path = tmp_path_factory.mktemp("filled") / "kv"
+    with Child({"path": str(path), "dram_bytes": "128MiB", "ssd_bytes": "1GiB"}) as engine:
         assert engine.ask(PROMPTS[0])["tokens"] == [want[0]]
         assert engine.ask(PROMPTS[1])["tokens"] == [want[1]]
+    return path
+
+
+@pytest.fixture
+def filled(extra: Extra, two_prompts: Path) -> Extra:
+    """A copy of that store, of this test."""
+    shutil.copytree(two_prompts, extra["path"])
     return extra
 
 
