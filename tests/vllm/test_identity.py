@@ -21,6 +21,7 @@ from kvterrace.keys import Namespace
 from kvterrace.layout import KVLayout
 
 PLAIN = plain_seed()
+OTHER = prompt(2, 200)
 TOKENS = prompt(1, 200)  # 12 whole blocks of 16, and 8 tokens
 ALL, REST = 203, 11  # computed without a hit, and with the whole one
 
@@ -166,6 +167,19 @@ def test_what_a_request_computed_before_a_reset_is_not_kept_after_it(model: Path
         assert engine.ask(TOKENS)[1] == REST
 
 
+def test_a_request_that_ran_over_a_reset_loads_nothing_when_it_is_preempted(model: Path, extra: Extra) -> None:
+    with machine(model, extra) as engine:
+        engine.add("running", TOKENS, answer=20)
+        for _ in range(4):
+            engine.step()
+        engine.scheduler.reset_prefix_cache(reset_connector=True)
+        engine.scheduler.reset_prefix_cache(reset_running_requests=True)
+        engine.weights = 1
+        before = engine.computed_tokens
+        engine.run()  # whatever it loaded of the old weights would be seen
+        assert engine.computed_tokens - before >= 200
+
+
 def test_loads_under_way_at_a_reset_are_not_believed(model: Path, extra: Extra) -> None:
     from tests.vllm.stores import between
 
@@ -207,9 +221,10 @@ def test_new_weights_without_a_reset_pause_the_cache(
         reloaded()
         engine.weights = 1
         engine.scheduler.reset_prefix_cache()  # vLLM's own alone
-        for _ in range(2):
-            assert engine.ask(TOKENS) == (reference(TOKENS, 4, plain_seed(1)), ALL)
+        for tokens in (TOKENS, OTHER, TOKENS):
+            assert engine.ask(tokens) == (reference(tokens, 4, plain_seed(1)), ALL)
             engine.scheduler.reset_prefix_cache()
+        assert "tokens.dram" not in engine.counts
         assert sum("has changed the weights" in one.getMessage() for one in caplog.records) == 1
         engine.scheduler.reset_prefix_cache(reset_connector=True)
         assert engine.ask(TOKENS)[1] == ALL
@@ -217,6 +232,7 @@ def test_new_weights_without_a_reset_pause_the_cache(
         assert engine.ask(TOKENS) == (reference(TOKENS, 4, plain_seed(1)), REST)
     with machine(model, extra) as engine:
         assert engine.ask(TOKENS) == (reference(TOKENS, 4, PLAIN), REST)
+        assert engine.ask(OTHER) == (reference(OTHER, 4, PLAIN), ALL)  # nothing was kept in between
 
 
 def test_a_reset_before_the_weights_change_is_as_good(model: Path, extra: Extra) -> None:

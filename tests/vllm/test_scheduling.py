@@ -50,6 +50,16 @@ def test_answers_are_kept_too_and_a_next_turn_loads_them(model: Path, extra: Ext
         assert engine.ask(turn) == (reference(turn, 4, PLAIN), 260 - 14 * BLOCK + 3)
 
 
+def test_what_follows_on_blocks_that_are_there_is_kept_from_its_own_rows(model: Path, extra: Extra) -> None:
+    with machine(model, extra, blocks=40) as engine:
+        answer, _ = engine.ask(FIRST)
+        turn = FIRST + answer + prompt(3, 60)
+        engine.ask(turn)  # vLLM still has the first twelve blocks, and so has the store
+        assert engine.counts["blocks.present"] >= 12
+    with machine(model, extra, blocks=40) as engine:
+        assert engine.ask(turn) == (reference(turn, 4, PLAIN), 264 - 16 * BLOCK + 3)
+
+
 def test_what_vllm_holds_itself_is_not_loaded(model: Path, extra: Extra) -> None:
     with machine(model, extra) as engine:
         engine.ask(FIRST)

@@ -90,9 +90,10 @@ _watching = threading.Lock()
 
 
 def watch_weights(worker_classes: tuple[type, ...], on_change: Callable[[str], None]) -> Callable[[], None]:
-    """Have `on_change` told, with the method's name, before and after any method of a worker that changes weights.
+    """Have `on_change` told, with the method's name, before any method of a worker that changes weights runs.
 
-    vLLM tells a connector of no such change. The methods are wrapped once for each class and process.
+    vLLM tells a connector of no such change. The methods are wrapped once for each class and process. They run on the
+    worker's thread, between steps.
 
     Returns:
         Ends it.
@@ -114,17 +115,10 @@ def watch_weights(worker_classes: tuple[type, ...], on_change: Callable[[str], N
 
 def _watched(method: Callable[..., Any], name: str) -> Callable[..., Any]:
     def told(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _tell(name)
-        try:
-            return method(self, *args, **kwargs)
-        finally:
-            _tell(name)
+        for watcher in tuple(_watchers):  # one may end meanwhile
+            watcher(name)
+        return method(self, *args, **kwargs)
 
     told.__name__, told.__doc__ = name, method.__doc__
     told.kvterrace_watched = True  # type: ignore[attr-defined]
     return told
-
-
-def _tell(name: str) -> None:
-    for watcher in tuple(_watchers):  # one may end meanwhile
-        watcher(name)
