@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -97,15 +98,14 @@ class Child:
 
     def close(self) -> str:
         """End it; its log."""
-        if self.process.poll() is None:
-            assert self.process.stdin is not None
+        assert self.process.stdin is not None and self.process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):  # it was killed
             self.process.stdin.close()
-            try:
-                self.process.wait(60)
-            except subprocess.TimeoutExpired:
-                self.process.send_signal(signal.SIGKILL)
-                self.process.wait()
-        assert self.process.stdout is not None
+        try:
+            self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGKILL)
+            self.process.wait()
         self.process.stdout.close()
         said = self.log
         self._log.close()
