@@ -128,7 +128,7 @@ class KVTerraceConnector(KVConnectorBase_V1):
         self._worker = worker = WorkerSide(store, namespace, pages)
         lookup.local[self._token] = worker.match
         self._unwatch = watch_weights(_worker_classes(), worker.weights_changed)
-        if config.parallel_config.world_size > 1:
+        if config.parallel_config.distributed_executor_backend != "uni":  # the scheduler is another process
             self._server = lookup.LookupServer(worker.match)
         _log.info(
             "kvterrace: partition %s of %s, %d blocks of %d B", place.partition, self._options.paths,
