@@ -68,9 +68,11 @@ def model_folder(folder: Path, weights: bytes = b"one") -> Path:
 
 def config_for(model: Path, extra: Mapping[str, Any], **changes: Any) -> VllmConfig:
     """A configuration of vLLM with the connector; `changes`: `policy`, `role`, `batched_tokens`, `seqs`,
-    `ranks`."""
+    `ranks`, `backend`."""
     return VllmConfig(
-        parallel_config=ParallelConfig(tensor_parallel_size=changes.get("ranks", 1)),
+        parallel_config=ParallelConfig(
+            tensor_parallel_size=changes.get("ranks", 1), distributed_executor_backend=changes.get("backend")
+        ),
         model_config=ModelConfig(
             model=str(model), tokenizer=str(model), skip_tokenizer_init=True, dtype="float32", max_model_len=512, seed=0
         ),

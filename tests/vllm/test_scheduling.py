@@ -340,6 +340,16 @@ def test_two_ranks_keep_their_shares(model: Path, extra: Extra, processes: None)
         assert engine.ask(FIRST) == (reference(FIRST, 4, PLAIN), 203)
 
 
+def test_one_rank_in_another_process_than_its_scheduler(
+    model: Path, extra: Extra, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvterrace.integrations.vllm.lookup.local", {})
+    with machine(model, extra, blocks=14, backend="mp") as engine:
+        engine.ask(FIRST)
+        engine.ask(SECOND)
+        assert engine.ask(FIRST) == (reference(FIRST, 4, PLAIN), 8 + 3)
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_what_one_rank_has_lost_is_computed_on_all(model: Path, extra: Extra, rank: int, processes: None) -> None:
     with machine(model, extra, blocks=14, ranks=2) as engine:
