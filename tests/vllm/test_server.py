@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -102,9 +101,9 @@ def test_streaming_over_a_restart(tmp_path: Path) -> None:
         assert len(first) >= 2  # it did stream
         assert server.metric("vllm:kvterrace_blocks_total", fate="saved") == 18
         said = server.close()
-        assert re.search(r"Turning off hybrid kv cache manager|kvterrace", said)
+        assert "the store was closed before all was written" not in said
     with Server(extra) as server:
         assert "".join(server.stream(TOKENS)) == "".join(first)
-        assert server.metric("vllm:kvterrace_tokens_total", kind="ssd") == 18 * BLOCK
+        assert server.metric("vllm:kvterrace_tokens_total", kind="ssd") == 18 * BLOCK, said
         assert server.metric("vllm:kvterrace_blocks_total", fate="ssd") == 18
         server.close()

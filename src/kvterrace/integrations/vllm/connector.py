@@ -28,13 +28,17 @@ from kvterrace.integrations.vllm.weights import watch_weights, weights_fingerpri
 from kvterrace.integrations.vllm.worker_side import Loaded, WorkerSide
 from kvterrace.opening import open_store
 from kvterrace.store import Store
+from vllm import envs
 
 __all__ = ["KVTerraceConnector"]
 
 _log = logging.getLogger("kvterrace.vllm")
 
-#: Seconds that an engine's end may take to write what is only in DRAM.
-_CLOSE_S = 20.0
+#: Seconds beyond VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS that writing what is only in DRAM may take at the end: vLLM
+#: asks a worker to end, after that time again, and kills it 4 s later.
+_CLOSE_MORE_S = 3.0
+#: Seconds until an idle block is written. Less than the store's own default, since that end is short.
+_WRITE_BEHIND_S = 0.5
 #: Blocks that the DRAM tier of a rank must hold at least.
 _LEAST_BLOCKS = 8
 
@@ -195,7 +199,8 @@ class KVTerraceConnector(KVConnectorBase_V1):
             self._server.close()
         if self._scheduler is not None:
             self._scheduler.close()
-        if self._worker is not None and not self._worker.close(_CLOSE_S):
+        timeout_s = envs.VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS + _CLOSE_MORE_S
+        if self._worker is not None and not self._worker.close(timeout_s):
             _log.warning("the store was closed before all was written: recent blocks are lost, and will be computed")
 
 
@@ -219,6 +224,7 @@ def _open(options: Options, partition: str, ranks: int, block_nbytes: int) -> St
             dram_bytes=dram_nbytes,
             ssd_bytes=options.ssd_nbytes // ranks,
             partition=partition,
+            write_behind_s=_WRITE_BEHIND_S,
             sigterm_flush=False,
             read_only=options.read_only,
         )
