@@ -38,6 +38,7 @@ class Server:
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(MODEL)]
         command += ["--served-model-name", "m", "--dtype", "float32", "--enforce-eager", "--block-size", str(BLOCK)]
         command += ["--max-model-len", "1024", "--kv-cache-memory-bytes", "60000000"]
+        command += ["--shutdown-timeout", "15"]  # without, vLLM kills its workers at once
         command += ["--host", "127.0.0.1", "--port", str(self.port)]
         command += ["--kv-transfer-config", json.dumps(transfer_config(extra))]
         environment = {**os.environ, **ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
