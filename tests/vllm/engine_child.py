@@ -85,6 +85,8 @@ def metrics(llm: Any) -> dict[str, float]:
         if "kvterrace" in one.name and hasattr(one, "value"):
             own = [value for key, value in one.labels.items() if key not in ("engine", "model_name")]
             found[".".join([one.name.removeprefix("vllm:kvterrace_"), *own])] = one.value
+        elif "kvterrace" in one.name:
+            found[one.name.removeprefix("vllm:kvterrace_") + "_sum"] = one.sum
     return found
 
 

@@ -188,12 +188,14 @@ def test_prometheus(model: Path, extra: Any, monkeypatch: pytest.MonkeyPatch) ->
 
     types = {kind: of(kind) for kind in (Counter, Gauge, Histogram)}
     metrics = PromMetrics(config_for(model, extra), types, ["model", "engine"], {3: ["m", "3"]})
-    metrics.observe({"blocks.ssd": 5, "tokens.dram": 7, "loaded_nbytes": 100, "save_s": 0.5, "load_s": [0.02, 2.0]}, 3)
+    metrics.observe(
+        {"blocks.ssd": 5, "tokens.dram": 7, "loaded_nbytes": 100, "save_s": [0.5], "load_s": [0.02, 2.0]}, 3
+    )
     metrics.observe({"blocks.ssd": 1}, 3)
     labels = {"model": "m", "engine": "3"}
     assert registry.get_sample_value("vllm:kvterrace_blocks_total", {**labels, "fate": "ssd"}) == 6
     assert registry.get_sample_value("vllm:kvterrace_tokens_total", {**labels, "kind": "dram"}) == 7
     assert registry.get_sample_value("vllm:kvterrace_bytes_total", {**labels, "way": "loaded"}) == 100
-    assert registry.get_sample_value("vllm:kvterrace_save_seconds_total", labels) == 0.5
+    assert registry.get_sample_value("vllm:kvterrace_save_seconds_sum", labels) == 0.5
     assert registry.get_sample_value("vllm:kvterrace_load_seconds_bucket", {**labels, "le": "0.03"}) == 1
     assert registry.get_sample_value("vllm:kvterrace_load_seconds_count", labels) == 2

@@ -38,20 +38,22 @@ _LATENCY_BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 
 @dataclass(slots=True)
 class WorkerCounts:
-    """What a worker did since it was asked last. `blocks` by fate; `load_s` has the seconds of each load."""
+    """What a worker did since it was asked last. `blocks` by fate; `load_s` has the seconds of each load, `save_s`
+    those that saving held up each step.
+    """
 
     blocks: Counter[str] = field(default_factory=Counter)
     loaded_nbytes: int = 0
     saved_nbytes: int = 0
-    save_s: float = 0.0
+    save_s: list[float] = field(default_factory=list)
     load_s: list[float] = field(default_factory=list)
 
     def take(self) -> dict[str, Any]:
         """The counts as plain data; they begin anew."""
         data: dict[str, Any] = {f"blocks.{fate}": count for fate, count in self.blocks.items() if count}
-        data |= {"loaded_nbytes": self.loaded_nbytes, "saved_nbytes": self.saved_nbytes, "save_s": self.save_s}
-        data["load_s"] = self.load_s
-        self.blocks, self.loaded_nbytes, self.saved_nbytes, self.save_s, self.load_s = Counter(), 0, 0, 0.0, []
+        data |= {"loaded_nbytes": self.loaded_nbytes, "saved_nbytes": self.saved_nbytes}
+        data |= {"save_s": self.save_s, "load_s": self.load_s}
+        self.blocks, self.loaded_nbytes, self.saved_nbytes, self.save_s, self.load_s = Counter(), 0, 0, [], []
         return {key: value for key, value in data.items() if value}
 
 
@@ -125,8 +127,11 @@ class PromMetrics(KVConnectorPromMetrics):
         self._nbytes = self._counter_cls(
             name="vllm:kvterrace_bytes", documentation="Bytes of KV loaded and saved", labelnames=[*names, "way"]
         )
-        self._save_s = self._counter_cls(
-            name="vllm:kvterrace_save_seconds", documentation="Seconds that saving has held up steps", labelnames=names
+        self._save_s = self._histogram_cls(
+            name="vllm:kvterrace_save_seconds",
+            documentation="Seconds that saving has held up a step that filled blocks",
+            buckets=_LATENCY_BUCKETS,
+            labelnames=names,
         )
         self._load_s = self._histogram_cls(
             name="vllm:kvterrace_load_seconds",
@@ -145,8 +150,7 @@ class PromMetrics(KVConnectorPromMetrics):
                 self._tokens.labels(*labels, name).inc(value)
             elif key in ("loaded_nbytes", "saved_nbytes"):
                 self._nbytes.labels(*labels, key.removesuffix("_nbytes")).inc(value)
-            elif key == "save_s":
-                self._save_s.labels(*labels).inc(value)
-            elif key == "load_s":
+            elif key in ("load_s", "save_s"):
+                histogram = self._load_s if key == "load_s" else self._save_s
                 for elapsed_s in value:
-                    self._load_s.labels(*labels).observe(elapsed_s)
+                    histogram.labels(*labels).observe(elapsed_s)

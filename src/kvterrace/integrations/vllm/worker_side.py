@@ -181,7 +181,7 @@ class WorkerSide:
                 self._settle(transfer)
         for job, first, transfer in under_way:
             self._saved(job, first, transfer.outcomes)
-        self.counts.save_s += time.monotonic() - began_s
+        self.counts.save_s.append(time.monotonic() - began_s)
 
     def _put(self, job: SaveJob, room_s: float, under_way: list[tuple[SaveJob, int, Any]]) -> None:
         stop = job.start + len(job.rows)
