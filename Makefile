@@ -60,7 +60,7 @@ test-integration: $(VENV)/.stamp-test $(VENV)/.stamp-engines $(VENV_OLDEST)/.sta
 	$(VENV_OLDEST)/bin/python -m pytest tests/integration $(PYTEST_ARGS)
 
 .PHONY: test-vllm
-test-vllm: $(VENV_VLLM)/.stamp native ## The vLLM connector, with vLLM's classes and with real engines on the CPU; half an hour at most
+test-vllm: $(VENV_VLLM)/.stamp native ## The vLLM connector, with vLLM's classes and with real engines on the CPU; under 25 minutes
 	$(VENV_VLLM)/bin/python -m pytest tests/vllm -o filterwarnings=default $(PYTEST_ARGS)
 
 .PHONY: soak
