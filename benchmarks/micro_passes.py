@@ -99,14 +99,11 @@ class Bench:
             place(self.arena[index], NONCE, index * 4096)
 
     def read(self) -> None:
-        space = self.chain.namespace
         for index in range(self.blocks):
-            segment: Any = None
+            nowhere: Any = None
             slot = self.arena[index]
-            one = Landing(
-                Want(self.transfer, index, 0), slot, segment, "", index * 4096, NONCE, self.chain.key(index),
-                space.digest, space.epoch, 7, self.geometry,
-            )  # fmt: skip
+            key, at = self.chain.key(index), index * 4096
+            one = Landing(Want(self.transfer, index, 0), slot, nowhere, nowhere, at, NONCE, key, self.entry, 7)
             finish_read([one], self.done([slot]))
 
     def read_native(self) -> None:
@@ -121,7 +118,7 @@ class Bench:
 
     def copy(self) -> None:
         for index in range(self.blocks):
-            scatter_all([Copy(Want(self.transfer, index, 0), self.arena[index][4096:])], self.done([]))
+            scatter_all([Copy(Want(self.transfer, index, 0), self.arena[index], self.entry)], self.done([]))
 
     def copy_native(self) -> None:
         for index in range(self.blocks):

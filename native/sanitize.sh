@@ -23,5 +23,5 @@ if [ "$sanitizer" = thread ]; then exit 0; fi
 library=$(c++ -print-file-name="lib$([ "$sanitizer" = address ] && echo asan || echo ubsan).so")
 LD_PRELOAD="$library $(c++ -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 PYTHONPATH="$folder/src" \
   "$bin/python" -m pytest -q tests/unit/test_io_native.py tests/unit/test_io_native_contract.py \
-  tests/unit/test_io_scheduler.py tests/unit/test_ladder_native.py tests/unit/test_native_*.py \
+  tests/unit/test_io_scheduler.py tests/unit/test_io_depth.py tests/unit/test_ladder_native.py tests/unit/test_native_*.py \
   tests/property/test_native_passes.py tests/property/test_passes_agree.py

@@ -1,5 +1,5 @@
-// Many threads against one core, for the sanitizers: random reads, writes, syncs, copies, hooks, files opened and closed
-// meanwhile; every byte read is compared with what its place must hold. Usage: kvterrace_stress FOLDER
+// Many threads against one core, for the sanitizers: random reads, writes, syncs, copies, hooks, deadlines, files opened and
+// closed meanwhile; every byte read is compared with what its place must hold. Usage: kvterrace_stress FOLDER
 #include <fcntl.h>
 #include <poll.h>
 #include <stdlib.h>
@@ -57,18 +57,20 @@ struct Job final : Hook {
   std::uint64_t first = 0;
   std::uint64_t count = 0;
   bool read = false;
+  bool hurried = false;  // it has a deadline, so it may end without having been done
   Memory memory;
   std::atomic<int> runs{0};
 
   void run(const Completion& completion) noexcept override {
     ++runs;
-    if (memory == nullptr) return;
+    if (memory == nullptr || (hurried && completion.error == ECANCELED)) return;
     if (completion.error != 0 || completion.nbytes != static_cast<std::int64_t>(count * kPageNbytes)) {
       fail("completion of " + std::to_string(completion.nbytes) + " B, error " + std::to_string(completion.error));
     }
     for (std::uint64_t n = 0; read && n < count; ++n) {
       const unsigned char* page = memory.get() + n * kPageNbytes;
-      if (page[0] != content(file, first + n) || page[kPageNbytes - 1] != page[0]) fail("a wrong byte");
+      // The first byte is right, and each of the others is the one before it.
+      if (page[0] != content(file, first + n) || std::memcmp(page, page + 1, kPageNbytes - 1) != 0) fail("a wrong byte");
     }
   }
 };
@@ -117,6 +119,8 @@ void run(std::unique_ptr<Device> device, const std::string& name, const std::str
         }
         if (op->kind == Kind::kRead || op->kind == Kind::kWrite) {
           job->read = op->kind == Kind::kRead;
+          job->hurried = random() % 4 == 0;
+          if (job->hurried) op->patience_s = static_cast<double>(random() % 100) * 1e-3;
           job->count = 1 + random() % 400;
           job->first = random() % (kFilePages - job->count);
           job->memory = pages(job->count);
@@ -135,18 +139,23 @@ void run(std::unique_ptr<Device> device, const std::string& name, const std::str
       }
     });
   }
-  std::uint64_t taken = 0;
+  std::uint64_t taken = 0, expired = 0;
   while (taken < jobs.size()) {
     pollfd ready{core.ready_fd(), POLLIN, 0};
     ::poll(&ready, 1, 1000);
     bool enough = false;
-    taken += core.take(enough).size();
+    std::vector<Late> late;
+    for (const auto& op : core.take(late, enough)) {
+      ++taken;
+      if (op->expired()) ++expired;
+    }
   }
   for (auto& thread : threads) thread.join();
   core.close();
   if (core.in_flight() != 0 || core.unfinished() != 0) fail("something is left");
   if (core.submit({})) fail("taken after close");
   if (!core.end()) fail("it does not end");
+  core.join();
   for (auto& job : jobs) {
     if (job->runs != 1) fail("a hook ran " + std::to_string(job->runs) + " times");
   }
@@ -154,7 +163,8 @@ void run(std::unique_ptr<Device> device, const std::string& name, const std::str
   for (auto& file : files) file->close(leaving);
   close_all(leaving);
   if (table->size() != 0) fail("files are left open");
-  std::printf("%s: %zu operations\n", name.c_str(), jobs.size());
+  std::printf("%s: %zu operations, %llu of them past their deadline\n", name.c_str(), jobs.size(),
+              static_cast<unsigned long long>(expired));
 }
 
 }  // namespace

@@ -44,25 +44,32 @@ class File:
     def drop(self) -> list[int]: ...
     def close(self) -> list[int]: ...
 
-#: id, bytes moved, errno, why it was refused ("" if it was not), started_s, ended_s
-_Row = tuple[int, int, int, str, float, float]
-#: id, kind, class, file, offset, buffers, finish (0 none, 1 hook, 2 Python), hook
-_Op = tuple[int, int, int, object, object, object, int, Hook | None]
+#: id, bytes moved, errno, why it was refused ("" if it was not), started_s, ended_s, whether its deadline cut it short,
+#: whether it has not ended yet (another row will follow)
+Row = tuple[int, int, int, str, float, float, bool, bool]
+#: id, kind, class, file, offset, buffers, finish (0 none, 1 hook, 2 Python), hook, seconds to the deadline
+_Op = tuple[int, int, int, object, object, object, int, Hook | None, float | None]
 
 class Core:
     """An engine without Python objects. Thread-safe; no call blocks, waiting is done on the eventfds."""
 
     def __init__(self, kind: str, depth: int, serial: bool) -> None:
-        """`kind` is uring, posix or manual. Raises OSError where the kernel refuses."""
+        """`kind` is uring, posix, or, for tests, manual (bounds as uring) or manual-posix (as posix).
+
+        Raises OSError where the kernel refuses, or has no descriptor or thread left.
+        """
     def submit(self, ops: Sequence[_Op], /) -> bool:
         """False after `close`."""
-    def take(self) -> tuple[list[_Row], bool]:
-        """What has ended, and whether a poll should return even if that is nothing."""
-    def take_job(self, pool: int, /) -> _Row | None: ...
+    def take(self) -> tuple[list[Row], bool]:
+        """What has ended, or was under way at its deadline, and whether a poll should return even with nothing."""
+    def take_job(self, pool: int, /) -> Row | None: ...
     def job_done(self, number: int, /) -> None: ...
     def wake(self) -> None: ...
     def close(self) -> None: ...
-    def end(self) -> bool: ...
+    def end(self) -> bool:
+        """After `close`: have the threads end. False while something is unfinished; then nothing more of it starts."""
+    def join(self) -> None:
+        """After `end` returned True. Short once `gone_fd` is readable."""
     def release_fds(self) -> None: ...
     def jobs_fd(self, pool: int, /) -> int: ...
     def register_memory(self, buffer: object, fd: int, /) -> None:
@@ -72,11 +79,17 @@ class Core:
     @property
     def quiet_fd(self) -> int: ...
     @property
+    def gone_fd(self) -> int:
+        """Readable once all native threads have ended, after `end` returned True."""
+    @property
     def bell_fd(self) -> int: ...
     @property
     def in_flight(self) -> int: ...
     @property
     def unfinished(self) -> int: ...
+    @property
+    def depth(self) -> int:
+        """Pieces that the device is given at once now."""
     # of kind manual only: a device for tests
     def set_now(self, now_s: float, /) -> None: ...
     def pull(self) -> tuple[int, int, int, int, int] | None:
@@ -85,6 +98,8 @@ class Core:
     def answer(self, number: int, answer: int, /) -> bool:
         """What the system call says (bytes, or -errno); whether the piece goes on."""
     def perform(self, number: int, /) -> None: ...
+    def recalls(self) -> list[int]:
+        """Pieces in the device whose deadline has passed since the last call."""
 
 def keep_forever(one: object, /) -> None: ...
 

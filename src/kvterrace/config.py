@@ -3,16 +3,49 @@
 from __future__ import annotations
 
 import re
+from typing import Any, TypeGuard
 
 import numpy as np
 
 from kvterrace.errors import ConfigError
 
-__all__ = ["parse_nbytes"]
+__all__ = ["is_whole", "parse_nbytes", "require_flag", "require_limit", "require_seconds"]
 
 # So few digits that no number of them is too much for `Fraction`.
 _SIZE = re.compile(r"\s*(\d{1,19}(?:\.\d{1,19})?)\s*(?:([KMGTP])(i?))?(B?)\s*", re.IGNORECASE | re.ASCII)
+#: The longest time that can be given: 30 years, which every clock and system call can count.
+MOST_S = 1e9
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
+
+
+def is_whole(value: object) -> TypeGuard[int | np.integer[Any]]:
+    """Whether this is a whole number, of Python or NumPy; True and False are none, nor is a length of time."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.timedelta64))
+
+
+def require_seconds(value: object, name: str) -> float:
+    """A length of time in seconds. Raises ConfigError: not a number from 0 to `MOST_S`."""
+    number = is_whole(value) or isinstance(value, (float, np.floating))
+    if not number or not 0 <= value <= MOST_S:  # type: ignore[operator]  # NaN is neither
+        raise ConfigError(f"{name}: give seconds, a number from 0 to {MOST_S:.0e}, not {value!r}")
+    return float(value)  # type: ignore[arg-type]
+
+
+def require_limit(value: object, name: str) -> float:
+    """How long to wait, as what is left of some time: less than none is none, endless is `MOST_S`. Raises ConfigError:
+    not a number.
+    """
+    number = is_whole(value) or isinstance(value, (float, np.floating))
+    if number and value < 0:  # type: ignore[operator]
+        return 0.0
+    return MOST_S if number and value > MOST_S else require_seconds(value, name)  # type: ignore[operator]
+
+
+def require_flag(value: object, name: str) -> bool:
+    """A choice. Raises ConfigError: neither True nor False; text such as "no" would count as True."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise ConfigError(f"{name}: give True or False, not {value!r}")
+    return bool(value)
 
 
 def parse_nbytes(value: int | str, name: str) -> int:
@@ -21,7 +54,7 @@ def parse_nbytes(value: int | str, name: str) -> int:
     Raises:
         ConfigError: not a size. `name` is the option's name, for the message.
     """
-    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+    if is_whole(value):
         nbytes = int(value)
     else:
         match = _SIZE.fullmatch(value) if isinstance(value, str) else None

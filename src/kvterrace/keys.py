@@ -113,6 +113,11 @@ def _require_text(value: object, name: str) -> None:
         raise ConfigError(f"{name} {value!r} is no valid Unicode: {error.reason}") from error
 
 
+def _require_namespace(value: object, name: str) -> None:
+    if not isinstance(value, Namespace):
+        raise ConfigError(f"{name} must be a Namespace, not a {type(value).__name__}")
+
+
 def _require_bytes(value: object, name: str) -> None:
     if not isinstance(value, bytes):
         raise ConfigError(f"{name} must be bytes, not a {type(value).__name__}")
@@ -131,6 +136,7 @@ class KeyChain:
     data: bytes
 
     def __post_init__(self) -> None:
+        _require_namespace(self.namespace, "key chain: namespace")
         _require_bytes(self.root, "key chain: root")
         _require_bytes(self.data, "key chain: data")
         if len(self.root) != KEY_NBYTES:
@@ -190,6 +196,7 @@ def chain_keys(
     Raises:
         ConfigError: a token id out of range, the wrong number of extras, or a salt or an extra that is not `bytes`.
     """
+    _require_namespace(namespace, "namespace")
     root = namespace.root_key(salt)
     return KeyChain(namespace, root, _hashed(namespace, root, tokens, extra))
 

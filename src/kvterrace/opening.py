@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvterrace.clock import SystemClock
-from kvterrace.config import parse_nbytes
+from kvterrace.config import parse_nbytes, require_flag, require_seconds
 from kvterrace.engine.dirty import WritePolicy
 from kvterrace.engine.space import MIN_CAP_NBYTES, MOST_VOLUMES
 from kvterrace.errors import ConfigError
@@ -16,7 +16,7 @@ from kvterrace.io.base import IoEngine
 from kvterrace.io.probe import best_engine, choose
 from kvterrace.shutdown import flush_at_exit
 from kvterrace.store import Store
-from kvterrace.tiers.directory import StoreDirectory
+from kvterrace.tiers.directory import StoreDirectory, check_name
 from kvterrace.tiers.drives import open_drives
 from kvterrace.tiers.viewing import view_drives
 
@@ -65,9 +65,15 @@ def open_store(
     Raises:
         ConfigError: an argument that cannot work, or KVTERRACE_ENGINE names an engine that does not.
         StoreUnusableError: or one of its kinds: not a store, a newer format, locked by another process, no permission,
-            a drive that is not there, or is one of another store.
+            a drive that is not there, is one of another store, or has not answered for a minute while its segments were
+            read.
     """
     paths = _paths(path)
+    check_name(partition)
+    write_behind_s = require_seconds(write_behind_s, "write_behind_s")
+    busy_after_s = require_seconds(busy_after_s, "busy_after_s")
+    sigterm_flush = require_flag(sigterm_flush, "sigterm_flush")
+    read_only = require_flag(read_only, "read_only")
     dram_nbytes = parse_nbytes(dram_bytes, "dram_bytes") // PAGE_NBYTES * PAGE_NBYTES
     ssd_nbytes = parse_nbytes(ssd_bytes, "ssd_bytes")
     if dram_nbytes < PAGE_NBYTES:
@@ -79,6 +85,7 @@ def open_store(
             f"ssd_bytes: {ssd_nbytes} B is too small for {len(paths)} drive(s); give at least {MIN_CAP_NBYTES} B for "
             "each, or path=None for DRAM alone"
         )
+    kind = choose().name
     clock = SystemClock()
     directories: list[StoreDirectory] = []
     engines: list[IoEngine] = []
@@ -87,7 +94,6 @@ def open_store(
             directories = view_drives(paths, partition)
         elif paths:
             directories = open_drives(paths, partition, created_unix_s=clock.unix_s())
-        kind = choose().name
         names = [f"{kind}{number}" for number in range(len(directories))] if len(directories) > 1 else [kind]
         for name in names:  # one by one: what was made is closed if the next cannot be
             engines.append(best_engine(name)[0])  # noqa: PERF401
@@ -112,12 +118,21 @@ def open_store(
     return store
 
 
-def _paths(path: str | Path | Sequence[str | Path] | None) -> list[Path]:
+def _paths(path: object) -> list[Path]:
     if path is None:
         return []
     if isinstance(path, str | os.PathLike):
-        return [Path(path)]
-    paths = [Path(one) for one in path]
+        return [_path(path)]
+    if not isinstance(path, Sequence) or isinstance(path, bytes | bytearray | memoryview):
+        raise ConfigError(f"path: give a folder, or a list of folders, as text or a Path, not {path!r}")
+    paths = [_path(one) for one in path]
     if not 1 <= len(paths) <= MOST_VOLUMES:
         raise ConfigError(f"path: {len(paths)} folders; give 1 to {MOST_VOLUMES}, or None for DRAM alone")
     return paths
+
+
+def _path(one: object) -> Path:
+    text: object = os.fspath(one) if isinstance(one, str | os.PathLike) else None
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise ConfigError(f"path: {one!r} is no path of a folder; give text that is not empty, or a Path")
+    return Path(text)

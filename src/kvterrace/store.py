@@ -12,31 +12,23 @@ from typing import Any, Self
 
 import numpy as np
 
+from kvterrace.arguments import require_chain, require_scores, require_sequence, require_span, require_transfer
 from kvterrace.buffers import BlockBuffers
 from kvterrace.clock import Clock
+from kvterrace.config import require_limit, require_seconds
 from kvterrace.engine import ending
 from kvterrace.engine.blocks import Ids
-from kvterrace.engine.core import Core
 from kvterrace.engine.counters import StoreStats
 from kvterrace.engine.dirty import WritePolicy
 from kvterrace.engine.driver import Driver
-from kvterrace.engine.following import Follower, shared_volumes
-from kvterrace.engine.ledger import Ledger
-from kvterrace.engine.mending import missing_tombstones
-from kvterrace.engine.mover import Mover
-from kvterrace.engine.rebuild import rebuild
-from kvterrace.engine.shared_ledger import SharedLedger
-from kvterrace.engine.space import segment_nbytes_for
+from kvterrace.engine.starting import follow, lead
 from kvterrace.engine.transfers import Transfer, TransferKind
-from kvterrace.engine.volume import make_volumes
-from kvterrace.errors import ConfigError, KVTerraceError, StoreClosedError
-from kvterrace.format.record import PAGE_NBYTES
+from kvterrace.errors import KVTerraceError, StoreClosedError
 from kvterrace.handles import Match, Pin
-from kvterrace.io.base import IoClass, IoEngine, IoKind, IoRequest, IoResult, RegistersMemory
+from kvterrace.io.base import IoClass, IoEngine, IoKind, IoRequest, IoResult
 from kvterrace.keys import KeyChain, Namespace
 from kvterrace.shutdown import closed
 from kvterrace.tiers.directory import StoreDirectory
-from kvterrace.tiers.memory import Arena
 from kvterrace.types import GetOutcome, PutOutcome
 
 __all__ = ["Store"]
@@ -90,36 +82,20 @@ class Store:
         self._rest = threading.Event()  # set when nobody is closing it (any more)
         self._fine = False
         self._pid = os.getpid()
-        cap_nbytes = ssd_nbytes // max(1, len(drives))
-        if segment_nbytes is None:
-            segment_nbytes = segment_nbytes_for(cap_nbytes)
         if read_only:
-            self._begin(self._follow(dram_nbytes, busy_after_s), background=background)
-            return
-        volumes = make_volumes(drives, cap_nbytes, segment_nbytes // PAGE_NBYTES * PAGE_NBYTES, clock)
-        ledger = Ledger(dram_nbytes, [volume.space for volume in volumes], writes=writes)
-        self._core = core = Core(ledger, Arena(dram_nbytes), engine, volumes, clock)
-        for volume in volumes:
-            if isinstance(volume.engine, RegistersMemory):
-                volume.engine.register_memory(core.arena.view(0, core.arena.nbytes))
-        found = [volume.recover() for volume in volumes]
-        if volumes:
-            rebuild(core, [segment for segments in found for segment in segments], clock.monotonic_s())
-        mover = Mover(core, busy_after_s=busy_after_s)
-        if mover.writers is not None and len(volumes) > 1:
-            mover.writers.mend(missing_tombstones(core, found))
-        self._begin(mover, background=background)
-
-    def _follow(self, dram_nbytes: int, busy_after_s: float) -> Mover:
-        """The mover of a partition that another process writes."""
-        volumes = shared_volumes(self._drives, self._clock)
-        ledger = SharedLedger(dram_nbytes, [volume.space for volume in volumes])
-        self._core = Core(ledger, Arena(dram_nbytes), self._engine, volumes, self._clock)
-        follower = Follower(self._core, ledger, [directory for directory, _ in self._drives])
-        follower.open()
-        return Mover(self._core, busy_after_s=busy_after_s, follower=follower)
-
-    def _begin(self, mover: Mover, *, background: bool) -> None:
+            mover = follow(drives, engine, clock, dram_nbytes=dram_nbytes, busy_after_s=busy_after_s)
+        else:
+            mover = lead(
+                drives,
+                engine,
+                clock,
+                dram_nbytes=dram_nbytes,
+                ssd_nbytes=ssd_nbytes,
+                segment_nbytes=segment_nbytes,
+                writes=writes,
+                busy_after_s=busy_after_s,
+            )
+        self._core = mover.core
         self._mover = mover
         mover.pump()
         self._driver = Driver(mover)
@@ -130,6 +106,7 @@ class Store:
 
     def match(self, chain: KeyChain) -> Match:
         """The longest prefix of `chain` that the ladder holds, and where. No side effects; does not block on I/O."""
+        require_chain(chain)
         with self._entered():
             ids = self._core.ledger.find(chain)
             return Match(chain, tuple(self._core.ledger.resident(ids)))
@@ -164,10 +141,10 @@ class Store:
                 Without one, a read is given up likewise when no block of it has come for 30 s.
 
         Raises:
-            LayoutError: `out` does not fit. StoreClosedError. IndexError: no such blocks. ConfigError: `deadline_s` is
-                negative or no number.
+            LayoutError: `out` does not fit. StoreClosedError. IndexError: no such blocks. ConfigError: an argument of
+                the wrong kind, or a `deadline_s` that is negative.
         """
-        start, stop = _span(chain, start, stop)
+        start, stop = require_span(require_chain(chain), start, stop)
         buffers = BlockBuffers(chain.namespace.layout, out, stop - start, layers=layers).require_writable()
         return self._submit(TransferKind.GET, chain, start, stop, buffers, deadline_s=deadline_s, layers=layers)
 
@@ -192,14 +169,11 @@ class Store:
             LayoutError, StoreClosedError, IndexError: as for `get`. ConfigError: `sequence` is too long, a key of
                 `chain` comes twice, or `deadline_s` is as there.
         """
-        start, stop = _span(chain, start, stop)
-        if len(sequence) > 16:
-            raise ConfigError(f"sequence: {len(sequence)} bytes; at most 16 (hash longer names)")
+        start, stop = require_span(require_chain(chain), start, stop)
+        sequence = require_sequence(sequence)
         chain.require_distinct()
         buffers = BlockBuffers(chain.namespace.layout, blocks, stop - start)
-        return self._submit(
-            TransferKind.PUT, chain, start, stop, buffers, deadline_s=deadline_s, sequence=sequence.ljust(16, b"\0")
-        )
+        return self._submit(TransferKind.PUT, chain, start, stop, buffers, deadline_s=deadline_s, sequence=sequence)
 
     def prefetch(self, chain: KeyChain, *, start: int = 0, stop: int | None = None) -> Transfer:
         """Bring blocks into DRAM, after all demand reads; what finds no room at once ends in `Busy`. Returns at once.
@@ -207,7 +181,7 @@ class Store:
         A block that was prefetched gives way to no other prefetch until a `get` has used it, or 10 s have passed; to
         gets and puts, after everything else that has a copy on the SSD.
         """
-        start, stop = _span(chain, start, stop)
+        start, stop = require_span(require_chain(chain), start, stop)
         return self._submit(TransferKind.PREFETCH, chain, start, stop, None)
 
     def wait(self, transfer: Transfer, timeout_s: float | None = None) -> list[GetOutcome | PutOutcome]:
@@ -217,6 +191,8 @@ class Store:
         Raises:
             StoreClosedError: this process was forked from the one that opened the store.
         """
+        require_transfer(transfer)
+        timeout_s = _limit(timeout_s)
         self._require_own_process()
         self._driver.wait_for(lambda: transfer.done, timeout_s)
         with self._driver.lock:
@@ -237,6 +213,7 @@ class Store:
 
     def pin(self, chain: KeyChain) -> Pin:
         """Hold the resident prefix of `chain` (active KV): what it holds stays on the ladder until released."""
+        require_chain(chain)
         with self._entered():
             ledger = self._core.ledger
             ids = ledger.find(chain)
@@ -257,10 +234,9 @@ class Store:
             scores: attention that each block of the chain received since the last touch, shape `(len(chain),)`, not
                 negative; it is added to the block's decayed cumulative score.
         """
+        require_chain(chain)
         if scores is not None:
-            scores = np.asarray(scores, np.float32)
-            if scores.shape != (len(chain),) or not np.isfinite(scores).all() or (scores < 0).any():
-                raise ConfigError(f"scores: give {len(chain)} finite numbers of at least 0, one for each block")
+            scores = require_scores(scores, chain)
         with self._entered():
             self._core.ledger.touch(chain, len(chain), self._clock.monotonic_s())
             if scores is not None:
@@ -278,6 +254,7 @@ class Store:
         What is being read at this moment is given up when that has ended; it is no longer found from now on. In a store
         that is read only, all this holds for this process alone, and until the block is written anew.
         """
+        start, _ = require_span(require_chain(chain), start, None)
         with self._entered():
             self._mover.invalidate(chain, start)
 
@@ -291,6 +268,7 @@ class Store:
         every drive too often is not written any more, and is not waited for. A store that is read only owes nothing:
         True once the puts under way have ended.
         """
+        timeout_s = _limit(timeout_s)
         with self._entered():
             pass
         return ending.flush(self._mover, self._driver, timeout_s)
@@ -300,10 +278,12 @@ class Store:
         about `timeout_s`.
 
         Returns whether all was written and ended; False means that recent blocks were lost (never that wrong ones
-        stay), or that a
-        device hangs, in which case the memory it may still write to is leaked rather than freed. Closing twice does
-        nothing; while another thread closes the store, it waits for that to end. In a forked process it does nothing.
+        stay), or that a device hangs, in which case the memory it may still write to is leaked rather than freed, and
+        the partition stays locked; closing once more gives it back if the device has answered by then. Else closing
+        twice does nothing; while another thread closes the store, it waits for that. In a forked process it does
+        nothing.
         """
+        timeout_s = require_limit(timeout_s, "timeout_s")
         if os.getpid() != self._pid:
             return False
         me = threading.get_ident()
@@ -314,16 +294,24 @@ class Store:
         if not first:
             if self._closer != me:
                 self._rest.wait(timeout_s)
+            if self._rest.is_set():
+                for engine in self._core.engines:
+                    engine.poll(0.0)  # results that came too late for anybody
+                self._give_back([engine for engine in self._core.engines if not engine.in_flight])
             return self._fine
         try:
             self._fine, resting = ending.settle(self._mover, self._driver, timeout_s)
-            for directory, engine in self._drives:
-                if any(one is engine for one in resting):  # else a write that hangs could still land: it stays locked
-                    directory.close()
+            self._give_back(resting)
             closed(self)
         finally:
             self._rest.set()
         return self._fine
+
+    def _give_back(self, resting: list[IoEngine]) -> None:
+        """Unlock what nothing can reach any more; a write that hangs could still land, so its drive stays locked."""
+        for directory, engine in self._drives:
+            if any(one is engine for one in resting):
+                directory.close()
 
     def __enter__(self) -> Self:
         return self
@@ -350,8 +338,8 @@ class Store:
         layers: range | None = None,
         sequence: bytes = b"",
     ) -> Transfer:
-        if deadline_s is not None and not deadline_s >= 0.0:  # NaN is neither
-            raise ConfigError(f"deadline_s: {deadline_s}; give seconds from now, at least 0, or None")
+        if deadline_s is not None:
+            deadline_s = require_seconds(deadline_s, "deadline_s")
         with self._entered():
             now_s = self._clock.monotonic_s()
             self._core.namespace_number(chain.namespace)
@@ -404,8 +392,5 @@ def _describe(directory: StoreDirectory, namespace: Namespace, _: IoResult) -> N
     directory.describe(namespace)
 
 
-def _span(chain: KeyChain, start: int, stop: int | None) -> tuple[int, int]:
-    stop = len(chain) if stop is None else stop
-    if not 0 <= start <= stop <= len(chain):
-        raise IndexError(f"blocks {start}..{stop} are not in a chain of {len(chain)}")
-    return start, stop
+def _limit(timeout_s: float | None) -> float | None:
+    return None if timeout_s is None else require_limit(timeout_s, "timeout_s")

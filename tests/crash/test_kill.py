@@ -97,7 +97,9 @@ def test_killed_while_it_invalidates(tmp_path: Path, drives: int) -> None:
     folders = _folders(tmp_path, drives)
     cap, first = 2 * MiB * drives, 0
     gone: list[int] = []
-    for _ in range(max(5, _ROUNDS // 4)):
+    rounds = 0
+    while rounds < max(5, _ROUNDS // 4) or len(gone) <= 20:  # a busy machine gets little done in a round
+        rounds += 1
         process = child("invalidates", _argument(folders), cap, first)
         assert process.stdout is not None and process.stdout.readline() == "open\n", ended(process)
         time.sleep(rng.uniform(0.05, 0.4))
@@ -113,7 +115,6 @@ def test_killed_while_it_invalidates(tmp_path: Path, drives: int) -> None:
                     checked(store, chain_of(number, 6))
                 assert store.stats().get_corrupt_blocks == 0
         first = max(_said(out, "put"), default=first) + 1
-    assert len(gone) > 20
 
 
 @pytest.mark.parametrize("drives", [1, 2])

@@ -42,7 +42,7 @@ class _Rig:
         return Store(
             dram_nbytes=MiB,
             ssd_nbytes=self.cap,
-            directory=StoreDirectory(self.root, self.root / "partitions" / "main", _UUID, -1),
+            directory=StoreDirectory(self.root, self.root / "partitions" / "main", _UUID, None),
             engine=device,
             clock=self.clock,
             writes=WritePolicy(after_s=0.01, batch_nbytes=4 * 8192),

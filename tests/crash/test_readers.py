@@ -9,7 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.crash.kit import MiB, child, ended, until
+from tests.crash.kit import MiB, chain_of, child, ended, until
+
+from kvterrace import open_store
 
 #: How many segments are made, and so reclaimed, while the readers read.
 _SEGMENTS = int(os.environ.get("KVTERRACE_RECLAIMS", "200"))
@@ -56,13 +58,17 @@ def test_two_readers_beside_a_writer_that_dies_again_and_again(tmp_path: Path, d
         assert all(reader.poll() is None for reader in readers), [ended(reader) for reader in readers]
     writer.kill()
     ended(writer)
+    with open_store(folders, read_only=True, dram_bytes=MiB) as fresh:
+        there = fresh.match(chain_of(0, 4)).blocks
+    # of several drives, one that is slow to write what another carries over is waited for no longer than a second
+    assert there == 4 if drives == 1 else there >= 1
     time.sleep(2.5)  # two looks, and then some
     for reader in readers:
         _tell(reader)
         words = _said(reader)
         assert words[:1] == ["hits"], ended(reader)
         assert int(words[1]) > 1000 and int(words[3]) > 100, f"too little was read to say anything: {words}"
-        assert int(words[5]) == 4, "a prefix that the writer keeps is lost to a reader"
+        assert int(words[5]) == there, "a reader that was there all the time sees another store than one that is new"
     time.sleep(2.5)
     for reader in readers:
         _tell(reader)

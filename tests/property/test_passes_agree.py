@@ -23,6 +23,8 @@ from kvterrace.io.faults import Fail, FlipBit, PretendDone, Short, Slow
 from kvterrace.keys import KeyChain
 
 pytest.importorskip("kvterrace._native", reason="the native module is not built")
+if passes.native() is None:
+    pytest.skip("the native passes are switched off", allow_module_level=True)
 
 _PATHS = [[0] * 10, [0, 0, 0, 1, 1, 1], [1, 1, 1, 1]]
 _CHAINS = [chain_of(SMALL, path) for path in _PATHS] + [chain_of(LARGE, path[:4]) for path in _PATHS]
@@ -88,9 +90,11 @@ class Run:
 
     @property
     def story(self) -> str:
-        """All of it but what is new with each store."""
+        """All of it but what is new with each store: names, nonces, and so the CRC of an old record in a slot that a
+        read left as it was.
+        """
         text = repr((self.told, self.box.asked))
-        return re.sub(r"[0-9a-f]{32}|partitions/p\d+", "...", text)
+        return re.sub(r"[0-9a-f]{32}|partitions/p\d+|(?<=CRC is )[0-9a-f]{8}", "...", text)
 
     def put(self, number: int, deadline_s: float | None) -> None:
         self.transfers.append(self.box.put(_CHAINS[number], deadline_s=deadline_s))

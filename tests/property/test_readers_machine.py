@@ -6,7 +6,6 @@ step, and what a reader that has looked knows is compared with what the bytes on
 
 from __future__ import annotations
 
-import itertools
 import shutil
 import tempfile
 from pathlib import Path
@@ -16,11 +15,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from tests.harness import LARGE, SMALL, Get, chain_of, contents
+from tests.harness import Get, contents
+from tests.property.paths import ALL, named, names
 from tests.shared import Library, below, prefix
 
 from kvterrace.handles import Pin
-from kvterrace.keys import KeyChain
 from kvterrace.types import Busy, Expired, Hit, Miss, Present, Rejected, Stored
 
 _ROOT = Path(tempfile.mkdtemp(prefix="kvterrace-readers-"))
@@ -30,26 +29,6 @@ _ROOT = Path(tempfile.mkdtemp(prefix="kvterrace-readers-"))
 def _tidy() -> Any:
     yield
     shutil.rmtree(_ROOT, ignore_errors=True)
-
-
-_FORKS = {0: 2, 3: 2, 7: 2}
-_ALL = [
-    chain_of(namespace, [forks[0], 0, 0, forks[1], 0, 0, 0, forks[2], 0, 0, 0, 0, 0, 0][:length])
-    for namespace, length in ((SMALL, 14), (LARGE, 5))
-    for forks in itertools.product((0, 1), repeat=3)
-]
-
-
-@st.composite
-def _chains(draw: st.DrawFn) -> str:
-    """The name of a chain: S or L for its namespace, then which way it takes at each block."""
-    name = draw(st.sampled_from("SSL"))
-    length = draw(st.integers(1, 14 if name == "S" else 5))
-    return name + "".join(str(draw(st.integers(0, _FORKS.get(at, 1) - 1))) for at in range(length))
-
-
-def _chain(name: str) -> KeyChain:
-    return chain_of({"S": SMALL, "L": LARGE}[name[0]], [int(way) for way in name[1:]])
 
 
 class ReadersMachine(RuleBasedStateMachine):
@@ -78,9 +57,9 @@ class ReadersMachine(RuleBasedStateMachine):
 
     # -- the writer --------------------------------------------------------------------------------------------------
 
-    @rule(name=_chains())
+    @rule(name=names())
     def put(self, name: str) -> None:
-        chain = _chain(name)
+        chain = named(name)
         outcomes = self.box.put_now(chain)
         assert all(isinstance(one, Stored | Present | Busy | Rejected) for one in outcomes), outcomes
 
@@ -88,9 +67,9 @@ class ReadersMachine(RuleBasedStateMachine):
     def flush(self) -> None:
         self.box.store.flush(50.0)
 
-    @rule(name=_chains(), data=st.data())
+    @rule(name=names(), data=st.data())
     def invalidate(self, name: str, data: st.DataObject) -> None:
-        chain = _chain(name)
+        chain = named(name)
         self.box.store.invalidate(chain, start=data.draw(st.integers(0, len(chain) - 1)))
 
     @rule(seconds=st.sampled_from([0.0, 0.0001, 0.1, 3.0]))
@@ -103,9 +82,9 @@ class ReadersMachine(RuleBasedStateMachine):
 
     # -- the readers -------------------------------------------------------------------------------------------------
 
-    @rule(which=st.integers(0, 1), name=_chains(), wait=st.booleans(), data=st.data())
+    @rule(which=st.integers(0, 1), name=names(), wait=st.booleans(), data=st.data())
     def get(self, which: int, name: str, wait: bool, data: st.DataObject) -> None:
-        chain = _chain(name)
+        chain = named(name)
         start = data.draw(st.integers(0, len(chain) - 1))
         layers = data.draw(st.sampled_from([None, None, range(1, 2)]))
         self.gets.append((which, Get(self.readers[which], chain, start, layers=layers)))
@@ -128,9 +107,9 @@ class ReadersMachine(RuleBasedStateMachine):
                 assert isinstance(outcome, Hit | Miss | Busy | Expired), outcome
         self.gets.clear()
 
-    @rule(which=st.integers(0, 1), name=_chains())
+    @rule(which=st.integers(0, 1), name=names())
     def pin(self, which: int, name: str) -> None:
-        chain = _chain(name)
+        chain = named(name)
         self.pins.append((which, self.readers[which].pin(chain)))
 
     @precondition(lambda self: self.pins)
@@ -138,9 +117,9 @@ class ReadersMachine(RuleBasedStateMachine):
     def release(self) -> None:
         self.pins.pop(0)[1].release()
 
-    @rule(which=st.integers(0, 1), name=_chains())
+    @rule(which=st.integers(0, 1), name=names())
     def own_put(self, which: int, name: str) -> None:
-        chain = _chain(name)
+        chain = named(name)
         before = {path: content.changes for medium in self.library.media for path, content in medium.names.items()}
         blocks = contents(chain)
         transfer = self.readers[which].put(chain, blocks)
@@ -150,9 +129,9 @@ class ReadersMachine(RuleBasedStateMachine):
         after = {path: content.changes for medium in self.library.media for path, content in medium.names.items()}
         assert after == before, "a reader's put has reached the drive"
 
-    @rule(which=st.integers(0, 1), name=_chains(), data=st.data())
+    @rule(which=st.integers(0, 1), name=names(), data=st.data())
     def own_invalidate(self, which: int, name: str, data: st.DataObject) -> None:
-        chain = _chain(name)
+        chain = named(name)
         start = data.draw(st.integers(0, len(chain) - 1))
         self.readers[which].invalidate(chain, start=start)
         assert self.readers[which].match(chain).blocks <= start
@@ -182,7 +161,7 @@ class ReadersMachine(RuleBasedStateMachine):
             ]
             assert not gone, f"{gone} are held for nobody"
         if not self.own[which]:
-            for chain in _ALL:
+            for chain in ALL:
                 found, want = reader.match(chain).blocks, prefix(chain, there)
                 assert found >= want, f"{want} blocks of a chain lie on the drive, {found} are found"
 
@@ -208,8 +187,8 @@ class ReadersMachine(RuleBasedStateMachine):
         for which in (0, 1):
             self.look(which, True)
         taken = sum(content.allocated_nbytes for medium in self.library.media for content in medium._contents)
-        named = sum(content.allocated_nbytes for medium in self.library.media for content in medium.names.values())
-        assert taken == named, "bytes of removed files are still held"
+        linked = sum(content.allocated_nbytes for medium in self.library.media for content in medium.names.values())
+        assert taken == linked, "bytes of removed files are still held"
         self.library.close()
 
 

@@ -7,7 +7,6 @@ each step (`check_invariants`), and every byte that a read brings is compared wi
 from __future__ import annotations
 
 import errno
-import itertools
 import shutil
 import tempfile
 from pathlib import Path
@@ -18,7 +17,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from tests.harness import LARGE, SEGMENT_NBYTES, SMALL, Box, Get, chain_of
+from tests.harness import SEGMENT_NBYTES, SMALL, Box, Get, chain_of
+from tests.property.paths import ALL, named, names
 
 from kvterrace.engine.transfers import Transfer
 from kvterrace.handles import Pin
@@ -34,29 +34,6 @@ _ROOT = Path(tempfile.mkdtemp(prefix="kvterrace-machine-"))
 def _tidy() -> Any:
     yield
     shutil.rmtree(_ROOT, ignore_errors=True)
-
-
-#: Chains of up to 14 blocks that share prefixes: two ways at the 1st, 4th and 8th block, one elsewhere.
-_FORKS = {0: 2, 3: 2, 7: 2}
-
-
-@st.composite
-def _chains(draw: st.DrawFn) -> str:
-    """The name of a chain: S or L for its namespace, then which way it takes at each block."""
-    name = draw(st.sampled_from("SSL"))
-    length = draw(st.integers(1, 14 if name == "S" else 5))
-    return name + "".join(str(draw(st.integers(0, _FORKS.get(at, 1) - 1))) for at in range(length))
-
-
-def _chain(name: str) -> KeyChain:
-    return chain_of({"S": SMALL, "L": LARGE}[name[0]], [int(way) for way in name[1:]])
-
-
-_ALL = [
-    chain_of(namespace, [forks[0], 0, 0, forks[1], 0, 0, 0, forks[2], 0, 0, 0, 0, 0, 0][:length])
-    for namespace, length in ((SMALL, 14), (LARGE, 5))
-    for forks in itertools.product((0, 1), repeat=3)
-]
 
 
 _SILENTLY_TORN = [Torn(pages) for pages in range(6)]
@@ -102,9 +79,9 @@ class StoreMachine(RuleBasedStateMachine):
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
-    @rule(name=_chains(), data=st.data(), sequence=st.sampled_from([b"", b"a"]), wait=st.booleans())
+    @rule(name=names(), data=st.data(), sequence=st.sampled_from([b"", b"a"]), wait=st.booleans())
     def put(self, name: str, data: st.DataObject, sequence: bytes, wait: bool) -> None:
-        chain = _chain(name)
+        chain = named(name)
         start = data.draw(st.integers(0, max(0, self.box.store.match(chain).blocks)), label="start")
         start = min(start, len(chain))
         stop = data.draw(st.integers(start, len(chain)), label="stop")
@@ -118,9 +95,9 @@ class StoreMachine(RuleBasedStateMachine):
             assert transfer.done, "a put without an end"
         self.settle()
 
-    @rule(name=_chains(), data=st.data(), wait=st.booleans())
+    @rule(name=names(), data=st.data(), wait=st.booleans())
     def get(self, name: str, data: st.DataObject, wait: bool) -> None:
-        chain = _chain(name)
+        chain = named(name)
         start = data.draw(st.integers(0, len(chain) - 1), label="start")
         stop = data.draw(st.integers(start, len(chain)), label="stop")
         layers = data.draw(st.sampled_from([None, None, range(1), range(1, 2), range(2)]), label="layers")
@@ -139,10 +116,10 @@ class StoreMachine(RuleBasedStateMachine):
         self.settle()
         return get
 
-    @rule(name=_chains())
+    @rule(name=names())
     def match_then_get(self, name: str) -> None:
         """What a match finds is then had, unless there is no room for it, or it was dropped meanwhile."""
-        chain = _chain(name)
+        chain = named(name)
         dropped = self.box.store.stats().dropped_blocks
         found = self.box.store.match(chain)
         for shorter in range(len(chain)):
@@ -155,9 +132,9 @@ class StoreMachine(RuleBasedStateMachine):
         for outcome in get.transfer.outcomes[found.blocks :]:
             assert isinstance(outcome, Hit | Miss | Busy), outcome
 
-    @rule(name=_chains(), wait=st.booleans())
+    @rule(name=names(), wait=st.booleans())
     def prefetch(self, name: str, wait: bool) -> None:
-        chain = _chain(name)
+        chain = named(name)
         transfer = self.box.store.prefetch(chain)
         self.prefetches.append(transfer)
         if wait:
@@ -165,9 +142,9 @@ class StoreMachine(RuleBasedStateMachine):
             assert transfer.done, "a prefetch without an end"
         self.settle()
 
-    @rule(name=_chains())
+    @rule(name=names())
     def pin(self, name: str) -> None:
-        chain = _chain(name)
+        chain = named(name)
         if sum(pin.blocks for pin, _ in self.pins) < 12:
             self.pins.append((self.box.store.pin(chain), chain))
 
@@ -177,18 +154,18 @@ class StoreMachine(RuleBasedStateMachine):
         self.pins.pop(data.draw(st.integers(0, len(self.pins) - 1)))[0].release()
         self.settle()
 
-    @rule(name=_chains(), seed=st.integers(0, 3))
+    @rule(name=names(), seed=st.integers(0, 3))
     def touch(self, name: str, seed: int) -> None:
-        chain = _chain(name)
+        chain = named(name)
         scores = np.random.default_rng(seed).random(len(chain)) if seed else None
         self.box.store.touch(chain, scores=scores)
 
-    @rule(name=_chains(), data=st.data())
+    @rule(name=names(), data=st.data())
     def invalidate(self, name: str, data: st.DataObject) -> None:
-        chain = _chain(name)
+        chain = named(name)
         start = data.draw(st.integers(0, len(chain) - 1))
         self.box.store.invalidate(chain, start=start)
-        for other in _ALL:
+        for other in ALL:
             if other.data[: (start + 1) * 32] == chain.data[: (start + 1) * 32]:
                 self.given_up.update(list(other)[start:])
         self.there -= self.given_up
@@ -229,17 +206,17 @@ class StoreMachine(RuleBasedStateMachine):
         assert fine or self.faulty, "a healthy store does not close"
         self.asked_get = self.asked_put = 0
         self.dropped -= old.stats().dropped_blocks  # 0 if nothing was dropped while closing
-        for chain in _ALL:
+        for chain in ALL:
             back = self.given_up.intersection(list(chain)[: self.box.store.match(chain).blocks])
             assert not back or not fine or self.lied(), "back after a restart"
             self.given_up -= back
         self.settle()
 
     @precondition(lambda self: not self.gets and not self.puts)
-    @rule(name=_chains(), runs=st.integers(1, 2))
+    @rule(name=names(), runs=st.integers(1, 2))
     def come_and_go(self, name: str, runs: int) -> None:
         """Runs of the store in each of which little is put, so that segments go on from one to the next."""
-        chain = _chain(name)
+        chain = named(name)
         for _ in range(runs):
             at = self.box.store.match(chain).blocks
             if at < len(chain):
@@ -299,7 +276,7 @@ class StoreMachine(RuleBasedStateMachine):
     def check_there(self) -> None:
         """What was stored is found, if nothing was dropped; what was dropped is not asked for any more."""
         dropped = self.box.store.stats().dropped_blocks
-        found = {chain: self.box.store.match(chain).blocks for chain in _ALL}
+        found = {chain: self.box.store.match(chain).blocks for chain in ALL}
         if dropped == self.dropped and not self.faulty:
             for chain, blocks in found.items():
                 keys = list(chain)

@@ -19,9 +19,9 @@ from tests.soak.verdict import Verdict
 from tests.soak.witness import Segments, Witness
 
 from kvterrace.io.base import IoKind, IoRequest
+from kvterrace.testing.clock_jump import ClockJump
 from kvterrace.testing.faults import (
     Astray,
-    ClockJump,
     Effect,
     Fail,
     FaultPlan,

@@ -23,7 +23,8 @@ from kvterrace.clock import SystemClock
 from kvterrace.engine.blocks import NOWHERE
 from kvterrace.engine.dirty import WritePolicy
 from kvterrace.io.probe import best_engine
-from kvterrace.testing.faults import ClockJump, FaultyEngine
+from kvterrace.testing.clock_jump import ClockJump
+from kvterrace.testing.faults import FaultyEngine
 from kvterrace.testing.invariants import check_invariants
 from kvterrace.tiers.directory import StoreDirectory
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -258,7 +258,10 @@ class Twins:
 def native_outcome(verdict: Any, one: Landing, result: IoResult) -> GetOutcome:
     """What the store would make of a native landing."""
     if verdict.landed == Landed.MISSING:
-        return not_read(one.where, result)
+        failed = replace(one, outcome=None)
+        not_read(failed, result)
+        assert failed.outcome is not None
+        return failed.outcome
     match fault_of(verdict, one):
         case rec.BadRecord(reason):
             return Corrupt(one.where, reason)

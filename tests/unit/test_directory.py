@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 from tests.crash.kit import LAYOUT, MiB, all_hits, chain_of, opened, snapshot, stored
 
-from kvterrace import ConfigError, FormatVersionError, KVTerraceError, Namespace, NotAStoreError, StoreUnusableError
+from kvterrace import (
+    ConfigError,
+    FormatVersionError,
+    KVTerraceError,
+    Namespace,
+    NotAStoreError,
+    StoreLockedError,
+    StoreUnusableError,
+)
 from kvterrace.tiers.directory import StoreDirectory
 
 _GOOD = {"format_version": 1, "uuid": "00112233445566778899aabbccddeeff", "created_unix_s": 1.5}
@@ -137,11 +145,48 @@ def test_nobody_waits_for_a_description_to_be_written(tmp_path: Path, monkeypatc
 
 def test_disowning_leaves_the_lock_to_whoever_has_it_too(tmp_path: Path) -> None:
     first = StoreDirectory.open(tmp_path / "kv", "main", created_unix_s=0.0)
-    twin = StoreDirectory(first.root, first.partition, first.store_uuid, os.dup(first._lock_fd))
-    twin.disown()
-    twin.close()
+    assert first._lock is not None
+    others = [os.dup(fd) for fd in first._lock._fds]  # as a forked process has them
+    first.disown()
+    first.close()
     with pytest.raises(StoreUnusableError):
         StoreDirectory.open(tmp_path / "kv", "main", created_unix_s=0.0)
-    first.close()
+    for fd in others:
+        os.close(fd)
+    again = StoreDirectory.open(tmp_path / "kv", "main", created_unix_s=0.0)
+    again.close()
+    again.close()
+    StoreDirectory.open(tmp_path / "kv", "main", created_unix_s=0.0).close()
+
+
+@pytest.mark.parametrize("how", ["removed", "replaced"])
+def test_the_partition_stays_locked_when_its_lock_file_goes(tmp_path: Path, how: str) -> None:
+    first = StoreDirectory.open(tmp_path / "kv", "main", created_unix_s=0.0)
+    lock = first.partition / "lock"
+    lock.unlink()
+    if how == "replaced":
+        lock.touch(0o600)
+    for _ in range(2):
+        with pytest.raises(StoreLockedError):
+            StoreDirectory.open(tmp_path / "kv", "main", created_unix_s=0.0)
     first.close()
     StoreDirectory.open(tmp_path / "kv", "main", created_unix_s=0.0).close()
+
+
+def test_a_store_that_this_process_holds_is_told_from_one_of_another(tmp_path: Path) -> None:
+    first = StoreDirectory.open(tmp_path / "kv", "main", created_unix_s=0.0)
+    with pytest.raises(StoreLockedError, match="a store of this process"):
+        StoreDirectory.open(tmp_path / "kv", "main", created_unix_s=0.0)
+    first.close()
+
+
+def test_a_lock_that_leads_out_of_the_store_is_not_written_through(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_bytes(b"precious")
+    opened(tmp_path / "kv").close()
+    lock = tmp_path / "kv" / "partitions" / "main" / "lock"
+    lock.unlink()
+    lock.symlink_to(precious)
+    with pytest.raises(StoreUnusableError, match="kv"):
+        opened(tmp_path / "kv")
+    assert precious.read_bytes() == b"precious"

@@ -35,6 +35,7 @@ from kvterrace.maintenance.pending import read_pending
 from kvterrace.tiers import directory as directory_module
 from kvterrace.tiers import drives as drives_module
 from kvterrace.tiers import marker as marker_module
+from kvterrace.tiers.directory import PartitionLock
 from kvterrace.tiers.drives import Candidate, plan_drives
 from kvterrace.tiers.marker import DriveRecord, Marker
 
@@ -296,13 +297,12 @@ def test_a_drive_that_cannot_be_written_is_refused_by_name(three: list[Path], mo
     fill(three)
     before = snapshot(three[0].parents[1])
 
-    def refuse(path: Path) -> int:
-        if three[1] in path.parents:
+    def refuse(partition: Path) -> PartitionLock:
+        if three[1] in partition.parents:
             raise OSError(30, "Read-only file system")
-        return lock(path)
+        return PartitionLock(partition)
 
-    lock = directory_module.lock_partition
-    monkeypatch.setattr(directory_module, "lock_partition", refuse)
+    monkeypatch.setattr(directory_module, "PartitionLock", refuse)
     with pytest.raises(StoreUnusableError, match=r"Read-only.*leave the drive out of the list") as caught:
         opened(three)
     assert str(three[1]) in str(caught.value)

@@ -21,10 +21,10 @@ from kvterrace.io.fake import FakeDevice
 from kvterrace.keys import Namespace, chain_keys
 from kvterrace.layout import KVLayout
 from kvterrace.store import Store
+from kvterrace.testing.clock_jump import ClockJump
 from kvterrace.testing.engine_suite import aligned
 from kvterrace.testing.faults import (
     Astray,
-    ClockJump,
     Effect,
     Fail,
     FaultPlan,

@@ -294,6 +294,20 @@ def test_a_leftover_file_is_a_value(data: bytes) -> None:
     assert isinstance(scan_segment(Disk(data), len(data)), BadSegment)
 
 
+def test_a_file_that_somebody_stretched_is_not_read_to_its_end() -> None:
+    sealed = six().seal()
+    asked: list[int] = []
+
+    def read(offset: int, nbytes: int) -> Bytes:
+        asked.append(nbytes)
+        assert sum(asked) < 1 << 20, "on and on"
+        data = sealed[offset : offset + nbytes]
+        return np.frombuffer(data + bytes(nbytes - len(data)), np.uint8)
+
+    found = scan_segment(read, 1 << 40)
+    assert isinstance(found, BadSegment) and "larger" in found.reason
+
+
 def test_records_of_an_older_segment_in_the_same_place_are_ignored() -> None:
     old, new = Image(nonce=OTHER), Image()
     for number in range(1, 7):

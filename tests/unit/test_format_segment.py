@@ -269,3 +269,23 @@ def test_what_could_not_be_read_again_is_not_written() -> None:
         seg.encode_segment_header(SegmentHeader(b"", NONCE, 1, 1, 1), np.zeros(4096, dtype=np.uint8))
     with pytest.raises(ValueError, match="range"):
         seg.encode_segment_header(SegmentHeader(UUID, NONCE, -1, 1, 1), np.zeros(4096, dtype=np.uint8))
+
+
+def test_a_footer_says_of_a_placed_record_what_its_header_says() -> None:
+    table = rec.part_table((5000, 7))
+    header = rec.RecordHeader(
+        rec.RecordKind.BLOCK, 10, DIGESTS[0], key(1), key(2), 5007, table, depth=3, epoch=6,
+        sequence=b"s" * 15 + b"\0", codec=2, created_unix_ns=99,
+    )  # fmt: skip
+    memory = np.zeros(4096 + 8192, dtype=np.uint8)
+    rec.encode_header(header, memory)
+    rec.place(memory, NONCE, 40960)
+    row = seg.footer_row(memory)
+    assert row == (key(1), key(2), b"s" * 15 + b"\0", 10, 40960, 99, 12288, 5007, 3, 6, DIGESTS[0], 4096, 2, 1, 2)
+    by_row, by_header = FooterBuilder(), FooterBuilder()
+    for builder in (by_row, by_header):  # the first namespace is another's
+        builder.add(rec.RecordHeader(rec.RecordKind.BLOCK, 1, DIGESTS[1], key(5), key(6), 5007, table), 4096)
+    by_row.add_row(row)
+    by_header.add(header, 40960)
+    mine, wanted = by_row.build(), by_header.build()
+    assert mine.entries.tobytes() == wanted.entries.tobytes() and mine.namespaces == wanted.namespaces == DIGESTS[::-1]

@@ -6,14 +6,12 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from tests.harness import LARGE, SMALL, chain_of
 from tests.shared import Library
 
 from kvterrace.engine import grafting
-from kvterrace.engine.blocks import BlockTable
-from kvterrace.engine.grafting import Grafts, Row, find_keys
+from kvterrace.engine.grafting import Grafts, Row
 from kvterrace.engine.ledger import Geometry
 from kvterrace.engine.shared_ledger import SharedLedger
 from kvterrace.engine.space import SegmentState
@@ -229,19 +227,3 @@ def test_a_vanished_segment_takes_its_blocks_along_but_not_the_pinned(bench: Ben
     assert bench.grafts.vanish(bench.ledger.spaces[0].segments[3], 1, 5.0) == 1
     check_ledger(bench.ledger)
     assert len(bench.ledger.find(CHAIN)) == 2, "what is nowhere is forgotten once nothing hangs on it"
-
-
-def test_find_keys_finds_what_a_dict_finds() -> None:
-    rng = np.random.default_rng(3)
-    table = BlockTable()
-    ids = table.allocate(5000)
-    table.key[ids] = rng.integers(0, 256, (5000, 32), dtype=np.uint8)
-    table.key[ids[1]] = table.key[ids[0]]
-    table.key[ids[1], 31] ^= 1  # two keys that share all but their last byte
-    table.run[ids] = 0
-    table.run[ids[::7]] = -1  # not in use
-    table.run[ids[:2]] = 0
-    reference = {bytes(table.key[block]): int(block) for block in ids if table.run[block] == 0}
-    asked = [bytes(table.key[block]) for block in ids[:400]] + [rng.bytes(32) for _ in range(400)]
-    assert find_keys(table, asked) == {key: reference[key] for key in asked if key in reference}
-    assert find_keys(table, []) == {}

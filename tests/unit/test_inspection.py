@@ -30,7 +30,8 @@ from tests.unit.store_images import (
 from kvterrace import FormatVersionError, Namespace, NotAStoreError, StoreUnusableError, chain_keys
 from kvterrace.format.segment import ENTRY_DTYPE
 from kvterrace.observe.chains import Chains
-from kvterrace.observe.inspection import PartitionReport, SegmentCondition, SegmentReport, inspect_store
+from kvterrace.observe.inspected import PartitionReport, SegmentCondition, SegmentReport
+from kvterrace.observe.inspection import inspect_store
 
 
 def only(root: Path) -> PartitionReport:

@@ -307,3 +307,65 @@ def test_poke_changes_the_medium() -> None:
     drive.poke(A, 5, b"\x07\x07")
     want = bytes([1]) * 5 + b"\x07\x07" + bytes([1]) * (PAGE - 7)
     assert drive.snapshot()[A] == drive.crash_image(lambda _: False).snapshot()[A] == want
+
+
+# Deadlines
+
+
+def test_what_waits_at_its_deadline_is_dropped_and_what_runs_is_told_and_goes_on() -> None:
+    """One at a time: 0.5 s and a page, 1 s. The first ends at 1.5, the third starts then."""
+    clock = ManualClock()
+    drive = device(clock, parallel=1)
+    file = drive.create(A, 8 * PAGE)
+    memory = [page(n + 1) for n in range(3)]
+    drive.submit(
+        [
+            IoRequest(IoKind.WRITE, IoClass.DEMAND, file, n * PAGE, [memory[n]], tag=n, deadline_s=[1.0, 1.2, None][n])
+            for n in range(3)
+        ]
+    )
+    seen = []
+    while drive.in_flight:
+        seen += [
+            (clock.monotonic_s(), result.request.tag, result.expired, result.lent, result.complete)
+            for result in drive.poll(10.0)
+        ]
+    assert seen == [
+        (1.0, 0, True, True, False),
+        (1.2, 1, True, False, False),
+        (1.5, 0, False, False, True),
+        (3.0, 2, False, False, True),
+    ]
+    back = page(9, 3)
+    assert drive.read_now(file, 0, back) == 3 * PAGE
+    assert [int(back[n * PAGE]) for n in range(3)] == [1, 0, 3]
+
+
+def test_what_hangs_at_its_deadline_stays_lent_until_the_drive_lets_go() -> None:
+    clock = ManualClock()
+    drive = device(clock, FaultPlan().add(Hang(), IoKind.READ))
+    file = drive.create(A, PAGE)
+    finished: list[bool] = []
+    request = IoRequest(
+        IoKind.READ, IoClass.DEMAND, file, 0, [page()], deadline_s=2.0, finish=lambda _: finished.append(True)
+    )
+    drive.submit([request])
+    (told,) = drive.poll(10.0)
+    assert (clock.monotonic_s(), told.expired, told.lent, finished, drive.in_flight) == (2.0, True, True, [], 1)
+    assert drive.poll(10.0) == []
+    drive.faults.clear()
+    assert drive.release() == 1
+    (result,) = drive.poll(10.0)
+    assert (result.complete, result.lent, finished, drive.in_flight) == (True, False, [True], 0)
+
+
+def test_close_answers_what_is_due_and_waits_for_what_runs() -> None:
+    drive = device(parallel=1)
+    file = drive.create(A, 8 * PAGE)
+    drive.submit([IoRequest(IoKind.WRITE, IoClass.DEMAND, file, 0, [page()], deadline_s=1.0) for _ in range(2)])
+    assert drive.close(10.0)
+    assert [(result.expired, result.lent) for result in drive.poll(0.0)] == [
+        (True, True),
+        (True, False),
+        (False, False),
+    ]

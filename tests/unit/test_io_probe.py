@@ -7,17 +7,33 @@ import importlib.util
 import os
 import subprocess
 import sys
+import sysconfig
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
+import kvterrace
 from kvterrace.errors import ConfigError
-from kvterrace.io import PosixEngine, probe
+from kvterrace.io import IoEngine, PosixEngine, probe
 
 NATIVE = importlib.util.find_spec("kvterrace._native") is not None
 needs_native = pytest.mark.skipif(not NATIVE, reason="the extension module is not built: make native")
 
+_STORE = """
+    import sys
+    import numpy as np
+    from kvterrace import KVLayout, Namespace, chain_keys, open_store
+    layout = KVLayout(layers=1, kv_heads=1, head_dim=64, dtype="float32", block_tokens=64)
+    chain = chain_keys(Namespace("m", layout), range(64))
+    data = np.random.default_rng(1).integers(0, 256, (1, layout.block_nbytes), np.uint8)
+    with open_store(sys.argv[1], dram_bytes="4MiB", ssd_bytes="64MiB", sigterm_flush=False) as store:
+        store.wait(store.put(chain, data))
+        out = np.zeros_like(data)
+        print(store.stats().drives[0].engine, store.wait(store.get(chain, out)), int((out == data).all()))
+"""
 #: Makes io_uring_setup (425 on every architecture but alpha) fail, as container runtimes do.
 FILTER = """
     import ctypes, struct
@@ -78,6 +94,25 @@ def test_without_the_extension_the_engine_of_python_serves() -> None:
     assert "apt install g++" in reason
 
 
+def test_an_extension_that_does_not_load_is_as_one_that_is_not_there(tmp_path: Path) -> None:
+    """Built for another machine, or cut short. The rest of the package is used as it is."""
+    package = Path(kvterrace.__file__).parent
+    copy = tmp_path / "kvterrace"
+    copy.mkdir()
+    for path in package.iterdir():
+        if not path.name.startswith("_native"):
+            (copy / path.name).symlink_to(path)
+    (copy / f"_native{sysconfig.get_config_var('EXT_SUFFIX')}").write_bytes(b"no library")
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(_STORE), str(tmp_path / "kv")],
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "KVTERRACE_NATIVE": "auto"},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert "posix [Hit(tier=<Tier.DRAM: 1>)] 1" in ended.stdout
+    assert "extension module" in ended.stderr
+
+
 @pytest.mark.parametrize(
     ("wanted", "kind"),
     [
@@ -123,6 +158,67 @@ def test_the_best_that_works(monkeypatch: pytest.MonkeyPatch, native: str | None
     choice = probe.choose()
     assert (choice.name, choice.degraded) == (name, name == "posix")
     assert choice.reason == (native or uring or "io_uring works here")
+
+
+@needs_native
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN])
+def test_what_may_pass_is_not_remembered(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    from kvterrace.io import native
+
+    class Ring:
+        answers: ClassVar[list[int]] = [number, 0]
+
+        def __init__(self, *_: object, **__: object) -> None:
+            if (code := self.answers.pop(0)) != 0:
+                raise OSError(code, "for now")
+
+        def close(self, _: float) -> bool:
+            return True
+
+    monkeypatch.setattr(probe, "why_not_native", lambda: None)
+    monkeypatch.setattr(native, "UringEngine", Ring)
+    probe._refusal.cache_clear()
+    try:
+        assert (probe.why_not_uring() or "").startswith(f"io_uring: {probe._REASONS[number]} (for now)")
+        assert [probe.why_not_uring(), probe.why_not_uring()] == [None, None]  # the second without asking
+    finally:
+        probe._refusal.cache_clear()
+
+
+def test_an_engine_that_cannot_be_made_makes_room_for_the_next_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(probe.VARIABLE, raising=False)
+    monkeypatch.setattr(probe, "why_not_native", lambda: None)
+    monkeypatch.setattr(probe, "why_not_uring", lambda: None)
+    broken = {"uring": errno.EMFILE, "native-posix": errno.EAGAIN}
+    makers = {kind: _raising(number) for kind, number in broken.items()} | {
+        "posix": lambda name: PosixEngine(name=name)
+    }
+    monkeypatch.setattr(probe, "_maker", lambda kind: makers[kind])
+    engine, choice = probe.best_engine()
+    assert (engine.name, choice.name, choice.degraded) == ("posix", "posix", True)
+    assert choice.reason.startswith("native-posix: no more threads can be started")
+    assert engine.close(10.0)
+    makers["posix"] = _raising(errno.EAGAIN)
+    with pytest.raises(OSError, match="posix: no more threads can be started, see RLIMIT_NPROC") as raised:
+        probe.best_engine()
+    assert raised.value.errno == errno.EAGAIN
+
+
+@needs_native
+def test_an_engine_that_was_asked_for_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(probe.VARIABLE, "native-posix")
+    monkeypatch.setattr(probe, "why_not_native", lambda: None)
+    monkeypatch.setattr(probe, "_maker", lambda _: _raising(errno.EMFILE))
+    with pytest.raises(OSError, match="native-posix: the process has no descriptor left") as raised:
+        probe.best_engine()
+    assert raised.value.errno == errno.EMFILE
+
+
+def _raising(number: int) -> Callable[[str], IoEngine]:
+    def make(_: str) -> IoEngine:
+        raise OSError(number, os.strerror(number))
+
+    return make
 
 
 def test_the_slow_engine_is_chosen_loudly_and_once(

@@ -30,8 +30,8 @@ MEMORY: Bytes = np.frombuffer(mmap.mmap(-1, 64 * MIB), dtype=np.uint8)
 class Bench:
     """A core on the device for tests, with one file."""
 
-    def __init__(self, folder: Path, depth: int = 64) -> None:
-        self.core = _native.Core("manual", depth, False)
+    def __init__(self, folder: Path, depth: int = 64, kind: str = "manual") -> None:
+        self.core = _native.Core(kind, depth, False)
         path = folder / "a"
         path.touch()
         self.file, _ = _native.File.adopt(
@@ -39,10 +39,12 @@ class Bench:
         )
         self.ids = 0
 
-    def submit(self, io_class: int, nbytes: int, kind: int = READ, offset: int = 0) -> int:
+    def submit(
+        self, io_class: int, nbytes: int, kind: int = READ, offset: int = 0, deadline_s: float | None = None
+    ) -> int:
         self.ids += 1
         buffers = () if kind == SYNC else (MEMORY[:nbytes],)
-        assert self.core.submit([(self.ids, kind, io_class, self.file, offset, buffers, 0, None)])
+        assert self.core.submit([(self.ids, kind, io_class, self.file, offset, buffers, 0, None, deadline_s)])
         return self.ids
 
     def pull_all(self) -> list[tuple[int, int, int, int]]:
@@ -101,6 +103,27 @@ def test_small_pieces_of_lower_classes_leave_places_for_demand(tmp_path: Path) -
     for _ in range(40):
         bench.submit(DEMAND, 4 * KIB)
     assert len(bench.pull_all()) == 8  # the depth
+
+
+def test_a_depth_that_was_just_lowered_leaves_a_place_for_demand(tmp_path: Path) -> None:
+    """A pool of 16 threads, 15 of them full of small pieces when 12 are tried: of those 11 are for lower classes."""
+    bench = Bench(tmp_path, 16, "manual-posix")
+    for _ in range(400):
+        bench.submit(SCRUB, 4 * KIB)
+    running = bench.pull_all()
+    assert len(running) == 15
+    now_s = 0.0
+    while bench.core.depth == 16:
+        now_s += 0.001
+        bench.core.set_now(now_s)
+        bench.core.answer(running.pop(0)[0], 4 * KIB)
+        running += bench.pull_all()
+    assert (bench.core.depth, len(running)) == (12, 14)
+    first, second = bench.submit(DEMAND, 4 * KIB), bench.submit(DEMAND, 4 * KIB)
+    (urgent,) = bench.pull_all()
+    assert urgent[1] == first
+    bench.core.answer(urgent[0], 4 * KIB)
+    assert [piece[1] for piece in bench.pull_all()] == [second]
 
 
 def test_nothing_starts_while_something_more_urgent_waits(tmp_path: Path) -> None:
@@ -191,8 +214,10 @@ def test_a_sync_answers_nought_and_its_errors_count(bench: Bench) -> None:
 
 def test_hooks_see_each_completion_once(bench: Bench) -> None:
     hooks = [_native.Recorder() for _ in range(3)]
-    ops = [(n + 1, READ, DEMAND, bench.file, 0, (MEMORY[: 4 * KIB],), 1, hook) for n, hook in enumerate(hooks[:2])]
-    assert bench.core.submit([*ops, (3, CALL, DEMAND, None, 0, (), 1, hooks[2])])
+    ops = [
+        (n + 1, READ, DEMAND, bench.file, 0, (MEMORY[: 4 * KIB],), 1, hook, None) for n, hook in enumerate(hooks[:2])
+    ]
+    assert bench.core.submit([*ops, (3, CALL, DEMAND, None, 0, (), 1, hooks[2], None)])
     one, other = bench.pull_all()
     bench.core.answer(one[0], -errno.EIO)
     bench.core.answer(other[0], 4 * KIB)
@@ -217,6 +242,121 @@ def test_what_had_not_started_when_it_ends_never_does(bench: Bench) -> None:
     bench.core.answer(number, 4 * KIB)
     assert bench.ended() == [(started, 4 * KIB, 0)]
     assert (bench.core.in_flight, bench.core.end()) == (1, False)
+
+
+# Deadlines
+
+
+def late(bench: Bench) -> list[tuple[int, int, int, bool, bool]]:
+    """(id, bytes, errno, expired, lent) of what is there to take."""
+    return [(*row[:3], *row[6:]) for row in bench.core.take()[0]]
+
+
+def test_what_waits_at_its_deadline_never_goes_to_the_device(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, depth=1)
+    bench.core.set_now(50.0)
+    first = bench.submit(DEMAND, 4 * KIB)
+    ((number, *_),) = bench.pull_all()
+    waits, other = bench.submit(DEMAND, 4 * KIB, deadline_s=2.0), bench.submit(DEMAND, 4 * KIB, deadline_s=3.0)
+    bench.core.set_now(51.999)
+    assert late(bench) == []
+    bench.core.set_now(52.0)
+    assert late(bench) == [(waits, 0, 0, True, False)]
+    bench.core.answer(number, 4 * KIB)
+    ((_, id_, *_),) = bench.pull_all()
+    assert id_ == other
+    assert late(bench) == [(first, 4 * KIB, 0, False, False)]
+    assert bench.core.in_flight == 1
+
+
+def test_what_leaves_the_middle_of_a_queue_at_its_deadline_leaves_the_rest_in_order(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, depth=1)
+    waiting = [bench.submit(SCRUB, 4 * KIB, deadline_s=None if n % 3 else 10.0 - n / 10) for n in range(30)]
+    bench.core.set_now(10.1)
+    assert sorted(id_ for id_, _, _ in bench.ended()) == waiting[::3]
+    order = []
+    while pieces := bench.pull_all():
+        ((number, id_, _, nbytes),) = pieces
+        order.append(id_)
+        bench.core.answer(number, nbytes)
+    assert order == [id_ for n, id_ in enumerate(waiting) if n % 3]
+
+
+def test_what_is_in_the_device_at_its_deadline_is_told_once_and_lent_until_it_comes(bench: Bench) -> None:
+    id_ = bench.submit(DEMAND, 4 * MIB, deadline_s=1.0)
+    numbers = [piece[0] for piece in bench.pull_all()]
+    bench.core.answer(numbers[0], MIB)
+    bench.core.set_now(1.0)
+    assert late(bench) == [(id_, 0, 0, True, True)]
+    assert (bench.core.in_flight, bench.core.unfinished) == (1, 1)
+    bench.core.set_now(9.0)
+    assert late(bench) == []
+    assert bench.core.recalls() == numbers[1:] and bench.core.recalls() == []
+    assert not bench.core.answer(numbers[1], MIB)  # it was done before it could be called back
+    assert not bench.core.answer(numbers[3], -errno.ECANCELED)
+    assert late(bench) == []
+    assert not bench.core.answer(numbers[2], -errno.EINTR)  # interrupted for being called back: not repeated
+    assert late(bench) == [(id_, 2 * MIB, 0, True, False)]
+    assert (bench.core.in_flight, bench.core.unfinished) == (0, 0)
+
+
+def test_what_comes_whole_or_fails_after_its_deadline_says_so(bench: Bench) -> None:
+    whole, failed, short = (bench.submit(DEMAND, 8 * KIB, deadline_s=1.0) for _ in range(3))
+    pieces = bench.pull_all()
+    bench.core.set_now(2.0)
+    assert late(bench) == [(id_, 0, 0, True, True) for id_ in (whole, failed, short)]
+    bench.core.recalls()
+    bench.core.answer(pieces[0][0], 8 * KIB)
+    bench.core.answer(pieces[1][0], -errno.EIO)
+    assert not bench.core.answer(pieces[2][0], 4 * KIB)  # what was called back does not go on
+    assert late(bench) == [
+        (whole, 8 * KIB, 0, False, False),
+        (failed, 0, errno.EIO, False, False),
+        (short, 4 * KIB, 0, True, False),
+    ]
+
+
+def test_a_long_write_stops_at_its_deadline(bench: Bench) -> None:
+    id_ = bench.submit(DEMOTION, 16 * MIB, WRITE, deadline_s=1.0)
+    running = bench.pull_all()
+    bench.core.set_now(1.0)
+    assert late(bench) == [(id_, 0, 0, True, True)]
+    for number, *_, nbytes in running:
+        bench.core.answer(number, nbytes)
+    assert bench.pull_all() == []
+    assert late(bench) == [(id_, 4 * MIB, 0, True, False)]
+
+
+def test_a_sync_knows_a_deadline_too(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, depth=2)
+    runs, waits = (bench.submit(DEMOTION, 0, SYNC, deadline_s=1.0) for _ in range(2))
+    ((number, *_),) = bench.pull_all()
+    bench.core.set_now(1.0)
+    assert sorted(late(bench)) == [(runs, 0, 0, True, True), (waits, 0, 0, True, False)]
+    bench.core.answer(number, 0)
+    assert late(bench) == [(runs, 0, 0, False, False)]
+
+
+def test_hooks_of_what_expired_see_an_error(bench: Bench) -> None:
+    hook = _native.Recorder()
+    assert bench.core.submit([(1, READ, DEMAND, bench.file, 0, (MEMORY[: 4 * KIB],), 1, hook, 0.0)])
+    assert bench.pull_all() == []
+    bench.core.close()
+    assert select.select([bench.core.quiet_fd], [], [], 10.0)[0]
+    assert late(bench) == [(1, 0, 0, True, False)]
+    assert (hook.runs, hook.nbytes, hook.error) == (1, 0, errno.ECANCELED)
+
+
+def test_an_end_with_something_in_flight_forgets_the_deadlines_of_what_waits(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, depth=1)
+    started = bench.submit(DEMAND, 4 * KIB)
+    ((number, *_),) = bench.pull_all()
+    bench.submit(DEMAND, 4 * KIB, deadline_s=1.0)
+    bench.core.close()
+    assert not bench.core.end()
+    bench.core.set_now(2.0)
+    bench.core.answer(number, 4 * KIB)
+    assert late(bench) == [(started, 4 * KIB, 0, False, False)]
 
 
 _PAGES = st.integers(1, 700)

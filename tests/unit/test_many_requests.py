@@ -77,7 +77,8 @@ def test_a_get_goes_before_the_writes_that_wait(tmp_path: Path, parallel: int) -
 
 
 def writes_in_flight(box: Box) -> int:
-    requests = [*(active.request for active in box.device._running), *itertools.chain(*box.device._queues)]
+    waiting = [given.request for given in itertools.chain(*box.device._queues)]
+    requests = [*(active.request for active in box.device._running), *waiting]
     return sum(request.kind is IoKind.WRITE for request in requests)
 
 

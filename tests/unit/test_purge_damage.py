@@ -18,7 +18,7 @@ from tests.crash.kit import bytes_of, seal, segments
 from tests.crash.purge_kit import ACME, BETA, Name, World, chain, padded
 from tests.unit.store_images import PAGE, flip, page_sum, patch, records
 
-from kvterrace import ConfigError, NotAStoreError, StoreLockedError
+from kvterrace import ConfigError, NotAStoreError, StoreLockedError, StoreUnusableError
 from kvterrace.format.recovery import SegmentContents, scan_segment
 from kvterrace.format.segment import Footer, build_footer
 from kvterrace.health.quarantine import BadBlock, BadPlace, decode, encode
@@ -385,3 +385,35 @@ def test_a_full_drive(drive: Path) -> None:
     assert purge_store(world.root, BySequence(padded("b"))).complete
     world.absent(gone | names_of(B))
     world.served(gone | names_of(B))
+
+
+@pytest.mark.parametrize("head", ["copied", "zeros"])
+def test_a_file_larger_than_any_segment_is_told_and_not_read_to_its_end(world: World, head: str) -> None:
+    """A sparse file of 1 TiB: read whole, at 10 GB/s, that would take two minutes."""
+    (first, *_) = segments(world.root)
+    strange = first.with_name("00000009.seg")
+    if head == "copied":
+        shutil.copy(first, strange)
+    strange.touch()
+    with strange.open("r+b") as file:
+        file.truncate(1 << 40)
+    told = []
+
+    def count(done: int, _total: int) -> None:
+        told.append(done)  # of each piece, of 4 MiB
+        assert len(told) < 1000, "on and on"
+
+    report = purge_store([world.root], ByTenant("acme"))
+    assert [failure for failure in report.failures if strange.name in failure.where and "larger" in failure.what]
+    found = verify_store(world.root, count)
+    assert [fault for fault in found.faults if strange.name in fault.where and "larger" in fault.what]
+
+
+@pytest.mark.parametrize("name", ["purge.pending", "partitions/main/quarantine.00000001.log"])
+def test_logs_that_are_far_too_long_are_refused_and_not_read(world: World, name: str) -> None:
+    path = world.root / name
+    path.touch()
+    with path.open("r+b") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(StoreUnusableError, match=path.name):
+        purge_store([world.root], ByTenant("acme"))

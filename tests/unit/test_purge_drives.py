@@ -27,7 +27,7 @@ from kvterrace.maintenance.purge import purge_store
 from kvterrace.maintenance.selection import ByNamespace, BySequence, ByTenant, Target
 from kvterrace.observe.folder import PENDING_NAME, StoreFolder
 from kvterrace.observe.verification import verify_store
-from kvterrace.tiers.directory import lock_partition
+from kvterrace.tiers.directory import PartitionLock
 
 DRIVES = ("x", "y", "z")
 
@@ -170,7 +170,7 @@ def test_while_a_purge_runs_every_drive_is_locked(small: World) -> None:
     def looking(_what: str, _done: int, _total: int) -> None:
         for root in small.folders():
             with pytest.raises(StoreLockedError):
-                os.close(lock_partition(root / "partitions" / "main" / "lock"))
+                PartitionLock(root / "partitions" / "main")
             refused.append(root)
 
     assert purge_store(small.folders(), ByTenant("beta"), dry_run=True, on_progress=looking).complete

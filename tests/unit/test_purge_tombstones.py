@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
 import uuid
 from pathlib import Path
 
 import pytest
-from tests.crash.kit import RECORD_NBYTES, seal, segments, stored
+from tests.crash.kit import LAYOUT, RECORD_NBYTES, seal, segments, stored
 from tests.crash.purge_kit import ACME, BETA, World, chain, padded
 from tests.unit.store_images import PAGE, flip, records
 
+from kvterrace import Namespace, StoreUnusableError
 from kvterrace.format.record import RecordKind
 from kvterrace.format.recovery import SegmentContents
 from kvterrace.health.quarantine import BadPlace, encode
@@ -173,3 +175,68 @@ def test_an_unsealed_segment_is_rewritten_like_any_other(tmp_path: Path, label: 
     assert purge_store(world.root, ByTenant("acme")).complete
     world.absent(world.of_namespace(ACME))
     world.served(world.of_namespace(ACME))
+
+
+def tombstones_in(path: Path) -> list[tuple[bytes, int, int, int]]:
+    """Of each tombstone record of a segment: namespace, epoch, put-sequence number and time, by docs/design.md."""
+    data = path.read_bytes()
+    found = []
+    for one in records(path):
+        if data[one.offset + 10] == RecordKind.TOMBSTONE:
+            put_seq, namespace = struct.unpack_from("<Q32s", data, one.offset + 48)
+            (epoch,) = struct.unpack_from("<I", data, one.offset + 156)
+            (created_unix_ns,) = struct.unpack_from("<Q", data, one.offset + 192)
+            found.append((namespace, epoch, put_seq, created_unix_ns))
+    return found
+
+
+def test_a_tombstone_that_is_written_anew_says_what_it_said(tmp_path: Path) -> None:
+    """Its namespace, the epoch of that (a header of another epoch is none of the namespace's), number and time."""
+    seventh = Namespace(model="model", layout=LAYOUT, tenant="acme", epoch=7)
+    world = World(tmp_path / "kv")
+    with world.open() as store:
+        world.put(store, "main", chain(seventh, 1, 2), "kept")
+        seal(store)
+        world.put(store, "main", GONE, "gone")
+        world.invalidate(store, "main", chain(seventh, 1, 2), 1)
+        seal(store)
+    (_, path) = segments(world.root)
+    (before,) = tombstones_in(path)
+    assert before[:2] == (seventh.digest, 7) and before[3] > 0
+    assert purge_store(world.root, ByTenant("beta")).failures == []
+    assert not path.exists(), "it was written anew"
+    assert [one for segment in segments(world.root) for one in tombstones_in(segment)] == [before]
+    assert verify_store(world.root).clean
+
+
+def test_a_tombstone_of_a_namespace_without_blocks_keeps_its_epoch(tmp_path: Path) -> None:
+    """All that is left of it is the tombstone, when that is carried over."""
+    seventh = Namespace(model="model", layout=LAYOUT, tenant="acme", epoch=7)
+    world = World(tmp_path / "kv")
+    with world.open() as store:
+        world.put(store, "main", chain(seventh, 1), "")
+        world.invalidate(store, "main", chain(seventh, 1), 0)
+        seal(store)
+    (path,) = segments(world.root)
+    (before,) = tombstones_in(path)
+    with world.open() as store:
+        assert store._mover.writers is not None
+        (writer,) = store._mover.writers.each
+        with store._driver.lock:
+            (segment,) = store._core.ledger.spaces[0].segments.values()
+            writer._tombstones.again(segment)
+            store._mover.pump()
+        world.put(store, "main", chain(BETA, 1), "")
+        seal(store)
+    found = [one for one in segments(world.root) if one != path]
+    assert [one[:3] for each in found for one in tombstones_in(each)] == [before[:3]]
+
+
+def test_a_folder_in_the_place_of_a_purges_list_is_named(tmp_path: Path) -> None:
+    world = World(tmp_path / "kv")
+    with world.open() as store:
+        world.put(store, "main", ONE, "")
+    (world.root / "purge.pending").mkdir()
+    with pytest.raises(StoreUnusableError, match=r"purge\.pending is damaged"):
+        purge_store(world.root, ByTenant("acme"))
+    world.served(set())

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tests.harness import SMALL, SMALL_NBYTES, Box, Get, chain_of, kinds
 
-from kvterrace.engine import reader
+from kvterrace.engine import reader, record_reads
 from kvterrace.engine.landing import Want
 from kvterrace.engine.mover import STALL_S
 from kvterrace.health.breaker import BreakerState, Side
@@ -188,7 +188,7 @@ def test_a_get_larger_than_dram_looks_at_each_want_a_few_times(box: Box, monkeyp
         return real(self, want)
 
     monkeypatch.setattr(reader.Reader, "_is_gone", counted)
-    monkeypatch.setattr(reader, "_MERGE_NBYTES", 2 * SMALL_NBYTES)
+    monkeypatch.setattr(record_reads, "_MERGE_NBYTES", 2 * SMALL_NBYTES)
     assert box.get_now(chain) == [Hit(Tier.SSD)] * 200
     assert len(looked) < 200 * 12
     box.check()

@@ -7,7 +7,6 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +37,11 @@ from kvterrace import (
     StoreUnusableError,
     open_store,
 )
+from kvterrace.engine import prefetching
 from kvterrace.engine.following import LOOK_S
 from kvterrace.format.checksum import crc32c
-
-
-@pytest.fixture
-def library(tmp_path: Path) -> Iterator[Library]:
-    """A writer whose blocks are at once written, six segments of seven records each, and no reader yet."""
-    library = Library(tmp_path / "kv", after_s=0.0)
-    yield library
-    library.close()
-
+from kvterrace.io.base import IoKind
+from kvterrace.io.faults import Hang
 
 # -- the drive is left as it is ----------------------------------------------------------------------------------------
 
@@ -319,3 +312,113 @@ def test_a_record_in_a_quarantined_place_is_no_copy_for_a_reader(tmp_path: Path)
         assert hits(checked(store, chain)) == [True, False]
     with reader_of(path) as reader:
         assert reader.match(chain).blocks == 1
+
+
+def test_what_the_writer_puts_into_quarantine_later_is_refused_with_the_next_look(library: Library) -> None:
+    """Of a segment that the reader knows, and of one that it learns of with the same look."""
+    box, known, new = library.box, chain_by_path(SMALL, [1] * 3), chain_by_path(SMALL, [2] * 3)
+    box.put_now(known)
+    box.store.flush(100.0)
+    library.seal()
+    reader = library.open_reader()
+    library.settle(reader)
+    pin = reader.pin(known)
+    for chain, left in ((known, 1), (new, 2)):
+        box.put_now(chain)
+        box.store.flush(100.0)
+        core = box.store._core
+        (block,) = core.ledger.find(chain).tolist()[left : left + 1]
+        number, page = int(core.ledger.table.segment[block]), int(core.ledger.table.page[block])
+        volume = core.volumes[0]
+        volume.bad.went_wrong(
+            chain.key(left), volume.space.segments[number], volume.files.nonce(number), page * 4096, 8192
+        )
+        box.step()
+        box.rest()
+        assert any(path.suffix == ".log" for path in library.media[0].names), "it was written down"
+        if chain is known:
+            assert reader.match(known).blocks == 3, "not before the next look"
+        library.settle(reader)
+        assert reader.match(chain).blocks == left
+        assert kinds(library.get(reader, chain)) == ["Hit" if index != left else "Miss" for index in range(3)]
+        assert reader.stats().get_corrupt_blocks == 0
+    pin.release()
+    library.settle(reader)
+
+
+def test_a_reader_remembers_as_many_bad_places_as_its_writer(tmp_path: Path) -> None:
+    path = tmp_path / "kv"
+    with opened(path) as store:
+        stored(store, chain_of(1, 2))
+        seal(store)
+        bad = store._core.volumes[0].bad
+        with store._driver.lock:
+            nonce = store._core.volumes[0].files.nonce(1)
+            for number in range(500):
+                bad._quarantine.add_place(segment=1, nonce=nonce, offset=(number + 100) * 4096, nbytes=4096)
+    with reader_of(path) as reader:
+        assert reader.stats().ssd_quarantined == 500
+        all_hits(reader, chain_of(1, 2))
+
+
+def test_a_quarantine_log_that_has_not_changed_is_not_read_again(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box, chain = library.box, chain_by_path(SMALL, [1] * 3)
+    box.put_now(chain)
+    box.store.flush(100.0)
+    reader = library.open_reader()
+    device: Any = reader._core.volumes[0].engine
+    opens: list[str] = []
+    real = device.open
+
+    def watched(path: Path) -> object:
+        opens.append(path.suffix)
+        return real(path)
+
+    monkeypatch.setattr(device, "open", watched)
+    bad = box.store._core.volumes[0].bad
+    for strike in range(3):
+        bad._quarantine.add_place(segment=1, nonce=bytes(16), offset=strike * 4096, nbytes=4096)
+        box.step()
+        box.rest()
+        opens.clear()
+        for _ in range(6):
+            library.settle(reader)
+        # once more than it has changed: two changes in one tick of the clock look as one
+        assert opens.count(".log") == 2
+
+
+def test_prefetches_in_line_keep_the_file_of_their_segment_though_its_places_went_bad(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line moves on when a read has ended, and must find the file."""
+    monkeypatch.setattr(prefetching, "_AT_ONCE_NBYTES", 1)
+    box, chain = library.box, chain_by_path(SMALL, [1] * 11)
+    box.put_now(chain)
+    assert box.store.flush(100.0)
+    reader, medium = library.open_reader(dram_blocks=16), library.media[0]
+    device: Any = reader._core.volumes[0].engine
+    device.faults.add(Hang(), IoKind.READ)
+    prefetch = reader.prefetch(chain)
+    device.faults.clear()
+    core, volume = box.store._core, box.store._core.volumes[0]
+    table, blocks = core.ledger.table, core.ledger.find(chain).tolist()
+    last = int(table.segment[blocks[-1]])
+    for block in blocks:
+        if table.segment[block] == last:
+            place = int(table.page[block]) * 4096
+            volume.bad.went_wrong(
+                bytes(table.key[block]), volume.space.segments[last], volume.files.nonce(last), place, 8192
+            )
+    box.step()
+    box.rest()
+    library.settle(reader)
+    medium.unlink(volume.files.path(last))
+    library.settle(reader)
+    library.settle(reader)
+    assert device.release() == 1
+    for _ in range(20):
+        reader.wait(prefetch, 0.1)
+    assert reader._mover.fault is None
+    assert set(kinds(prefetch.outcomes)) <= {"Hit", "Miss"}

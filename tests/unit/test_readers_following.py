@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,8 @@ from kvterrace import (
 )
 from kvterrace.engine import prefetching
 from kvterrace.io.descriptors import Descriptors
-
-
-@pytest.fixture
-def library(tmp_path: Path) -> Iterator[Library]:
-    """A writer whose blocks are at once written, six segments of seven records each, and no reader yet."""
-    library = Library(tmp_path / "kv", after_s=0.0)
-    yield library
-    library.close()
-
+from kvterrace.io.probe import why_not_native
+from kvterrace.tiers.marker import DriveRecord, propose_drives, write_drives
 
 # -- following ---------------------------------------------------------------------------------------------------------
 
@@ -158,6 +150,7 @@ def test_a_name_that_is_used_again_is_another_segment(library: Library) -> None:
     assert len(library.media[0]._contents) == 1
 
 
+@pytest.mark.usefixtures("python_engine")  # its files can be told to let go of theirs
 def test_a_file_that_is_gone_is_a_miss_and_the_drive_is_fine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -168,6 +161,8 @@ def test_a_file_that_is_gone_is_a_miss_and_the_drive_is_fine(
             stored(writer, chain_of(number, 30))
     assert len(segments(path)) > 8
     monkeypatch.setattr(Descriptors, "__init__", few(Descriptors.__init__))
+    if why_not_native() is None:
+        monkeypatch.setattr("kvterrace.io.native.most_descriptors", lambda: 2)
     with reader_of(path) as reader:
         # no look comes between: what a reader does not know yet is what this is about
         reader._mover.follower._each[0].next_s = 1e12  # type: ignore[union-attr]
@@ -271,6 +266,44 @@ def test_a_drive_that_the_store_goes_on_without_is_not_believed(tmp_path: Path) 
             assert hits(checked(reader, chain_of(number, 4))) == [index < blocks for index in range(4)]
 
 
+def test_a_drive_is_believed_between_the_two_phases_of_a_change(tmp_path: Path) -> None:
+    """All drives have the new record beside the old one before any has it in its place; the writer may die there."""
+    library = Library(tmp_path / "kv", drives=2, after_s=0.0)
+    roots = [tmp_path / "kv" / f"d{at}" for at in range(2)]
+    old, new, other = (
+        [DriveRecord("5" * 32, generation, change * 32, at, 2) for at in range(2)]
+        for generation, change in ((1, "a"), (2, "b"), (2, "c"))
+    )
+    for root, record in zip(roots, old, strict=True):
+        write_drives(root, record)
+    chains = [chain_by_path(SMALL, [number] * 2) for number in range(1, 7)]
+    for chain in chains:
+        library.box.put_now(chain)
+        library.box.store.flush(100.0)
+    reader = library.open_reader()
+
+    def held() -> list[bool]:
+        library.settle(reader)
+        return [drive.live_nbytes > 0 for drive in reader.stats().drives]
+
+    assert held() == [True, True]
+    for at in (0, 1):
+        propose_drives(roots[at], new[at])
+        assert held() == [True, True], "agreed on nowhere yet"
+    for at in (1, 0):
+        write_drives(roots[at], new[at])
+        assert held() == [True, True], "in place on one drive, beside the old one on the other; then on both"
+        assert [kinds(library.get(reader, chain)) for chain in chains] == [["Hit"] * 2] * 6
+    # a drive that has agreed to another change than the one that came to be was away
+    write_drives(roots[0], old[0])
+    propose_drives(roots[0], other[0])
+    assert held() == [False, True]
+    propose_drives(roots[0], new[0])
+    library.settle(reader)  # only store.json of a stale drive is looked at
+    assert held() == [True, True]
+    library.close()
+
+
 # -- and the writer ----------------------------------------------------------------------------------------------------
 
 
@@ -303,7 +336,9 @@ def test_a_reader_that_closes_does_not_spin(library: Library) -> None:
     assert follower.timeout_s(library.box.clock.monotonic_s()) > 0.0
 
 
-def test_a_half_written_record_is_read_again(library: Library) -> None:
+@pytest.mark.parametrize("layers", [None, range(1)], ids=["whole", "layers"])
+@pytest.mark.parametrize("missing", ["header", "payload", "end of the file"])
+def test_a_half_written_record_is_read_again(library: Library, layers: range | None, missing: str) -> None:
     """It is no bad place, nor is its copy given up."""
     box, chain = library.box, chain_by_path(SMALL, [1, 2])
     box.put_now(chain)
@@ -311,9 +346,18 @@ def test_a_half_written_record_is_read_again(library: Library) -> None:
     reader = library.open_reader()
     library.settle(reader)
     content = next(content for path, content in library.media[0].names.items() if path.suffix == ".seg")
-    page = content.current[4096:8192]  # the header of the first record
-    whole = page.copy()
-    page[:] = 0
-    assert [type(one) for one in library.get(reader, chain)] == [Miss, Hit]
-    page[:] = whole
-    assert [type(one) for one in library.get(reader, chain)] == [Hit, Hit]
+    whole = content.current
+    if missing == "end of the file":
+        content.current = whole[: 3 * 4096].copy()  # the file's header, and one record of a header and a payload
+        outcomes = [Hit, Miss]
+    else:
+        at = {"header": 1, "payload": 2}[missing] * 4096
+        content.current = whole.copy()
+        content.current[at : at + 4096] = 0
+        outcomes = [Miss, Hit]
+    for _ in range(2):
+        assert [type(one) for one in library.get(reader, chain, layers=layers)] == outcomes
+    stats = reader.stats()
+    assert (stats.get_corrupt_blocks, stats.ssd_quarantined) == (0, 0)
+    content.current = whole
+    assert [type(one) for one in library.get(reader, chain, layers=layers)] == [Hit, Hit]

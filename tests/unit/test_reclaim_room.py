@@ -242,4 +242,4 @@ def test_taking_back_is_the_undoing_of_giving_up() -> None:
     reclaim.take_back(ledger, segment, ids[:1], pages[:1])
     check_ledger(ledger)
     assert ledger.table.page[ids].tolist() == [1, 3, 5] and (ledger.table.segment[ids] == segment.number).all()
-    assert not ledger.dirty.waits
+    assert not ledger.dirty.wait_for(lambda _: False)

@@ -147,7 +147,7 @@ def test_a_file_that_somebody_else_removed_is_gone_once_the_folder_is_synced(
     assert synced == [[segment.number]] and not space.segments
 
 
-def test_files_that_cannot_be_removed_are_tried_again_a_few_at_a_time_and_what_could_not_be_read_never(
+def test_files_that_cannot_be_removed_are_tried_again_a_few_at_a_time_and_not_what_could_not_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     box = Box(tmp_path / "store", dram_blocks=12, segments=12, after_s=0.0)

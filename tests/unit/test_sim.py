@@ -59,7 +59,7 @@ def test_dram_alone_is_lru_tail_first(seed: int, capacity: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(TRACES is None, reason="KVTERRACE_TRACES names no folder of traces")
 @pytest.mark.parametrize(
     ("name", "capacity", "hits"),

@@ -12,6 +12,7 @@ import pytest
 from tests.harness import LARGE, SMALL, SMALL_NBYTES, Box, Get, chain_of, contents, kinds
 
 from kvterrace.engine import prefetching
+from kvterrace.engine.blocks import DramState
 from kvterrace.errors import ConfigError
 from kvterrace.io.base import IoKind
 from kvterrace.io.faults import Fail, FlipBit, Hang, PretendDone, Short, Slow
@@ -82,6 +83,51 @@ def test_restoring_many_blocks_is_one_batch_with_many_reads_in_flight(tmp_path: 
     box.rest()
     get.check()
     assert get.transfer.outcomes == [Hit(Tier.SSD)] * 64
+
+
+def test_the_drive_works_on_the_first_blocks_of_a_batch_while_the_rest_is_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = Box(tmp_path / "store", dram_blocks=80, segments=24, parallel=4)
+    chain = chain_of(SMALL, [0] * 64)
+    cold(box, chain)
+    submit, table = box.device.submit, box.store._core.ledger.table
+    planned: list[tuple[int, int]] = []  # blocks with a slot to read into, and those of them sent, at each call
+
+    def watched(requests: Any) -> None:
+        sent = sum(len(one.buffers) for one in requests if one.kind is IoKind.READ)
+        planned.append((int((table.state == DramState.READING).sum()), sent))
+        submit(requests)
+
+    monkeypatch.setattr(box.device, "submit", watched)
+    get = Get(box.store, chain)
+    assert sum(sent for _, sent in planned) == 64
+    assert planned[0][0] == 24 and planned[0][1] > 0  # of rounds of 8 and 16 blocks
+    assert planned[-1][0] == 64
+    box.rest()
+    get.check()
+    assert get.transfer.outcomes == [Hit(Tier.SSD)] * 64
+
+
+def test_copies_of_a_long_batch_begin_while_the_rest_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = Box(tmp_path / "store", dram_blocks=160, segments=24)
+    chain = chain_of(SMALL, [0] * 100)
+    box.put_now(chain)
+    calls: list[int] = []
+    submit = box.device.submit
+
+    def watched(requests: Any) -> None:
+        calls.append(sum(one.kind is IoKind.CALL for one in requests))
+        submit(requests)
+
+    monkeypatch.setattr(box.device, "submit", watched)
+    get = Get(box.store, chain)
+    assert calls == [4, 4, 4, 1]  # 32 + 32 + 32 + 4 blocks, 8 to a call
+    box.rest()
+    get.check()
+    assert get.transfer.outcomes == [Hit(Tier.DRAM)] * 100
 
 
 def test_shared_reads_that_fail_fail_for_all_and_the_block_can_be_put_again(box: Box) -> None:
@@ -310,6 +356,61 @@ def test_a_read_of_a_drive_that_hangs_expires_and_the_store_goes_on(box: Box) ->
     box.rest()
     get.check()
     assert box.get_now(FOUR) == [Hit(Tier.DRAM)] * 4
+    box.check()
+
+
+def queued_behind_a_hang(box: Box) -> list[Any]:
+    """The drive is given no more until `release`."""
+    chains = chains_on_the_drive(box, box.device._parallel + 1)
+    box.faults.add(Hang(), IoKind.READ)
+    for chain in chains[:-1]:
+        Get(box.store, chain)
+    box.step(0.01)
+    assert len(box.device._hung) == box.device._parallel
+    return chains
+
+
+def test_a_read_that_expires_in_line_is_not_sent_to_the_drive(box: Box) -> None:
+    *_, chain = queued_behind_a_hang(box)
+    get = Get(box.store, chain, deadline_s=0.5)
+    box.step(0.6)
+    assert get.transfer.outcomes == [Expired()]
+    box.reads.clear()
+    box.faults.clear()
+    box.device.release()
+    box.rest()
+    assert len(box.reads) == 0
+    get.check()
+    assert box.get_now(chain) == [Hit(Tier.SSD)]
+    box.check()
+
+
+def test_who_wants_a_block_whose_read_expired_in_line_has_it_read(box: Box) -> None:
+    *_, chain = queued_behind_a_hang(box)
+    soon = Get(box.store, chain, deadline_s=0.5)
+    patient = Get(box.store, chain)
+    box.step(0.6)
+    assert soon.transfer.outcomes == [Expired()]
+    assert not patient.transfer.done
+    box.faults.clear()
+    box.device.release()
+    box.rest()
+    soon.check()
+    patient.check()
+    assert patient.transfer.outcomes == [Hit(Tier.SSD)]
+    box.check()
+
+
+def test_layers_that_expire_in_line_are_not_read_and_the_block_is_fine(box: Box) -> None:
+    *_, chain = queued_behind_a_hang(box)
+    get = Get(box.store, chain, layers=range(1), deadline_s=0.5)
+    box.step(0.6)
+    assert get.transfer.outcomes == [Expired()]
+    box.faults.clear()
+    box.device.release()
+    box.rest()
+    get.check()
+    assert box.get_now(chain) == [Hit(Tier.SSD)]
     box.check()
 
 

@@ -275,7 +275,8 @@ def test_what_is_carried_over_is_not_waited_for_for_ever(tmp_path: Path, kind: I
     box.plans[0].add(Hang(), kind)
     writers._turn = 0
     ledger: Any = box.store._core.ledger
-    ledger._refused_by = lambda _: lambda _: False  # as while the drive itself takes no writes: the other may have it
+    # as while the drive itself takes no writes: the other may have it
+    ledger.dealing.refused_by = lambda _: lambda _: False
     reclaimer = writer._reclaimer
     segment.state = SegmentState.RECLAIMING
     reclaimer._reclaiming, reclaimer._carried = segment, ids

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -70,7 +71,7 @@ void fill(Op& op, nb::handle file, nb::handle offset, nb::handle buffers) {
   }
 }
 
-// `given`: (id, kind, io_class, file or None, offset, buffers, finish, hook or None). What cannot be carried out as asked
+// `given`: (id, kind, io_class, file or None, offset, buffers, finish, hook or None, seconds to its deadline or None). What cannot be carried out as asked
 // is an operation with a refusal.
 std::unique_ptr<Op> op_of(nb::handle given) {
   auto op = std::make_unique<Op>();
@@ -81,6 +82,7 @@ std::unique_ptr<Op> op_of(nb::handle given) {
   op->finish = static_cast<Finish>(nb::cast<int>(given[6]));
   if (op->finish == Finish::kHook) op->hook = nb::cast<Hook*>(given[7]);
   if (op->kind == Kind::kCall) return op;
+  if (const nb::object patience = given[8]; !patience.is_none()) op->patience_s = nb::cast<double>(patience);
   try {
     fill(*op, given[3], given[4], given[5]);
   } catch (const std::exception& error) {  // of Python's, too
@@ -95,29 +97,36 @@ std::unique_ptr<Op> op_of(nb::handle given) {
 Limits limits_of(const std::string& kind, std::uint32_t depth) {
   Limits limits;
   limits.depth = depth;
-  limits.lower_depth = kind == "posix" ? std::max<std::uint32_t>(1, depth - 1) : std::max<std::uint32_t>(1, depth / 2);
+  const bool threads = kind == "posix" || kind == "manual-posix";
+  limits.lower_depth = std::max<std::uint32_t>(1, threads ? depth - 1 : depth / 2);
   return limits;
 }
 
 class PyCore {
  public:
   PyCore(const std::string& kind, std::uint32_t depth, bool serial) {
-    // The ring has 256 entries.
+    // The ring has 512 entries.
     if (depth < 1 || depth > 128) throw std::invalid_argument("depth must be 1 to 128");
     std::unique_ptr<Device> device;
     if (kind == "uring") {
       device = std::make_unique<UringDevice>();
     } else if (kind == "posix") {
       device = std::make_unique<PoolDevice>(static_cast<int>(depth));
-    } else if (kind == "manual") {
+    } else if (kind == "manual" || kind == "manual-posix") {
       auto manual = std::make_unique<ManualDevice>();
       manual_ = manual.get();
       device = std::move(manual);
     } else {
       throw std::invalid_argument("no device of kind " + kind);
     }
-    core_ = std::make_unique<Core>(std::move(device), limits_of(kind, depth), serial);
-    if (const int number = core_->start(); number != 0) raise_os_error(number);
+    int number = 0;
+    try {
+      core_ = std::make_unique<Core>(std::move(device), limits_of(kind, depth), serial);
+      number = core_->start();
+    } catch (const std::system_error& error) {
+      number = error.code().value();
+    }
+    if (number != 0) raise_os_error(number);
   }
 
   ~PyCore() { Core::dispose(std::move(core_)); }
@@ -132,8 +141,10 @@ class PyCore {
 
   nb::tuple take() {
     bool enough = false;
-    auto ended = core_->take(enough);
+    std::vector<Late> late;
+    auto ended = core_->take(late, enough);
     nb::list rows;
+    for (const Late& one : late) rows.append(nb::make_tuple(one.id, 0, 0, "", one.started_s, one.at_s, true, true));
     for (const auto& op : ended) rows.append(row(*op));
     return nb::make_tuple(rows, enough);
   }
@@ -152,7 +163,8 @@ class PyCore {
 
  private:
   static nb::tuple row(const Op& op) {
-    return nb::make_tuple(op.id, op.moved(), op.error, op.refusal, op.started_s, op.ended_s);
+    const bool expired = op.expired();
+    return nb::make_tuple(op.id, op.moved(), expired ? 0 : op.error, op.refusal, op.started_s, op.ended_s, expired, false);
   }
 
   std::unique_ptr<Core> core_;
@@ -170,6 +182,19 @@ class Recorder final : public Hook {
   std::atomic<int> runs{0};
 };
 
+// From an `IoResult`. An error is one, whatever number it has or lacks.
+Completion completion_of(nb::handle result) {
+  Completion made{nb::cast<std::int64_t>(result.attr("nbytes")), 0};
+  const nb::object error = result.attr("error");
+  if (nb::cast<bool>(result.attr("expired"))) {
+    made.error = ECANCELED;
+  } else if (!error.is_none()) {
+    const nb::object number = nb::getattr(error, "errno", nb::none());
+    if (!nb::try_cast(number, made.error) || made.error == 0) made.error = EIO;
+  }
+  return made;
+}
+
 nb::list listed(const Leaving& leaving) {
   nb::list fds;
   for (const int fd : leaving) fds.append(fd);
@@ -179,14 +204,14 @@ nb::list listed(const Leaving& leaving) {
 }  // namespace
 
 void bind_engine(nb::module_& m) {
-  // Engines of Python call it like any other `finish`.
-  nb::class_<Hook>(m, "Hook").def("__call__", [](Hook& self, nb::handle result) {
-    const nb::object error = result.attr("error");
-    const Completion completion{nb::cast<std::int64_t>(result.attr("nbytes")),
-                                error.is_none() ? 0 : nb::cast<std::int32_t>(error.attr("errno"))};
-    const nb::gil_scoped_release released;
-    self.run(completion);
-  });
+  nb::class_<Hook>(m, "Hook").def(
+      "__call__",
+      [](Hook& self, nb::handle result) {
+        const Completion completion = completion_of(result);
+        const nb::gil_scoped_release released;
+        self.run(completion);
+      },
+      nb::arg("result"), "Run, as the `finish` of an IoRequest in an engine of Python. Without the GIL; once.");
   nb::class_<Recorder, Hook>(m, "Recorder")
       .def(nb::init<>())
       .def_prop_ro("runs", [](const Recorder& self) { return self.runs.load(); })
@@ -233,6 +258,7 @@ void bind_engine(nb::module_& m) {
       .def("wake", [](PyCore& self) { self.core().wake(); })
       .def("close", [](PyCore& self) { self.core().close(); })
       .def("end", [](PyCore& self) { return self.core().end(); })
+      .def("join", [](PyCore& self) { self.core().join(); })
       .def("release_fds", [](PyCore& self) { self.core().release_fds(); })
       .def("jobs_fd", [](PyCore& self, int pool) { return self.core().jobs_fd(pool); })
       .def("register_memory",
@@ -242,8 +268,10 @@ void bind_engine(nb::module_& m) {
            })
       .def_prop_ro("ready_fd", [](PyCore& self) { return self.core().ready_fd(); })
       .def_prop_ro("quiet_fd", [](PyCore& self) { return self.core().quiet_fd(); })
+      .def_prop_ro("gone_fd", [](PyCore& self) { return self.core().gone_fd(); })
       .def_prop_ro("bell_fd", [](PyCore& self) { return self.core().bell_fd(); })
       .def_prop_ro("in_flight", [](PyCore& self) { return self.core().in_flight(); })
+      .def_prop_ro("depth", [](PyCore& self) { return self.core().depth(); })
       .def_prop_ro("unfinished", [](PyCore& self) { return self.core().unfinished(); })
       .def("set_now", [](PyCore& self, double now_s) { self.manual().set_now_s(now_s); })
       .def("pull",
@@ -255,6 +283,7 @@ void bind_engine(nb::module_& m) {
            })
       .def("place", [](PyCore& self, std::uint64_t number) { return self.manual().piece(number).place(); })
       .def("answer", [](PyCore& self, std::uint64_t number, std::int64_t answer) { return self.manual().answer(number, answer); })
+      .def("recalls", [](PyCore& self) { return self.manual().recalls(); })
       .def("perform", [](PyCore& self, std::uint64_t number) { self.manual().perform(number); });
 
   m.def("keep_forever", [](nb::object one) { one.inc_ref(); });

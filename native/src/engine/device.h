@@ -25,16 +25,20 @@ class SignalsBlocked {
 class Device {
  public:
   virtual ~Device() = default;
-  // Takes up its threads. 0, or an errno: then it must not be used.
+  // Takes up its threads, by `Core::spawn`. 0, or an errno; throws what `spawn` throws. Either way it has to be stopped.
   virtual int start(Core& core) = 0;
   // There may be something new to do. Any thread; does not block.
   virtual void kick() = 0;
-  // End the threads and wait for them. Nothing may be in flight or waiting.
+  // `Core::take_recalls` has something. Under the core's mutex, any thread; does not block. False: it can call nothing back,
+  // and lets it run to its end.
+  virtual bool recall() { return false; }
+  // Have the threads end; does not wait for them. Nothing may be in flight or waiting.
   virtual void stop() = 0;
   // Make I/O on this memory cheaper, if the device can: answered by `fd` (an eventfd) becoming readable, with 1 for no
   // and 2 for yes. The memory has to outlive the device.
   virtual void register_memory(void* start, std::size_t nbytes, int fd);
   virtual double now_s() { return monotonic_s(); }
+  virtual bool steps_time() const { return false; }  // whether `now_s` moves only when somebody says so, and tells the core
 };
 
 }  // namespace kvterrace

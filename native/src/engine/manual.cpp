@@ -5,6 +5,23 @@
 
 namespace kvterrace {
 
+void ManualDevice::set_now_s(double now_s) {
+  now_s_ = now_s;
+  core_->time_moved();
+}
+
+std::vector<std::uint64_t> ManualDevice::recalls() {
+  std::vector<std::uint64_t> numbers;
+  for (const std::uint64_t id : core_->take_recalls()) {
+    for (auto& [number, piece] : pieces_) {
+      if (piece->op->id != id) continue;
+      piece->recalled = true;
+      numbers.push_back(number);
+    }
+  }
+  return numbers;
+}
+
 std::uint64_t ManualDevice::pull() {
   auto piece = core_->next_piece();
   if (!piece) return 0;

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 #include "device.h"
 
@@ -19,12 +20,15 @@ class ManualDevice final : public Device {
   void kick() override {}
   void stop() override {}
   double now_s() override { return now_s_; }
+  bool steps_time() const override { return true; }
+  bool recall() override { return true; }
 
-  void set_now_s(double now_s) { now_s_ = now_s; }
+  void set_now_s(double now_s);
   std::uint64_t pull();                                   // number of the next piece, 0 if none may start
   const Piece& piece(std::uint64_t number) const { return *pieces_.at(number); }
   bool answer(std::uint64_t number, std::int64_t answer);  // as a system call would; whether the piece goes on
   void perform(std::uint64_t number);                      // carry it out
+  std::vector<std::uint64_t> recalls();                    // pieces that the core wants back since it was last asked
 
  private:
   void done(std::uint64_t number);

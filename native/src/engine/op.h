@@ -3,7 +3,10 @@
 
 #include <sys/uio.h>
 
+#include <cerrno>
 #include <cstdint>
+#include <limits>
+#include <list>
 #include <memory>
 #include <string>
 #include <vector>
@@ -34,6 +37,8 @@ struct Op {
   std::uint64_t nbytes = 0;
   Finish finish = Finish::kNone;
   Hook* hook = nullptr;
+  // Seconds from `submit`. After that nothing more of it goes to the device, and what is there is called back, if it can be.
+  double patience_s = std::numeric_limits<double>::infinity();
   std::string refusal;  // not empty: it never reaches a device; `error` says the same in a number
 
   // How far it is, guarded by the core's mutex.
@@ -43,14 +48,21 @@ struct Op {
   std::uint32_t in_flight = 0;  // pieces in the device
   bool started = false;
   bool exhausted = false;       // no further piece will be handed out
+  std::list<Op*>::iterator place;  // in the scheduler's queue, from `add` until it is exhausted
+  bool late = false;            // its deadline has passed while the device was not through with it
   bool advise = false;          // the kernel has to be told to drop the pages of a file without O_DIRECT
   bool cut_short = false;       // a piece ended early; then:
   std::uint64_t good_nbytes = 0;  // bytes moved in front of the first gap
   std::int32_t error = 0;       // errno of the piece at that gap
+  double deadline_s = std::numeric_limits<double>::infinity();
   double started_s = 0.0;
   double ended_s = 0.0;
 
   std::uint64_t moved() const { return cut_short ? good_nbytes : (refusal.empty() ? handed_out : 0); }
+  // Whether it ended early because of its deadline. What ended before a piece that was called back, or was never handed
+  // out, ended by itself.
+  bool expired() const { return late && (cut_short ? error == ECANCELED : !started || handed_out < nbytes); }
+  std::int32_t number() const { return expired() ? ECANCELED : error; }  // for hooks
 };
 
 // A part of one READ or WRITE, or one SYNC: what a device does at a time.
@@ -60,6 +72,7 @@ struct Piece {
   std::uint64_t nbytes = 0;
   std::uint64_t moved = 0;
   std::vector<iovec> memory;  // what is left of it
+  bool recalled = false;      // its operation's deadline has passed, and the kernel was told to let it go
   bool asynchronous = false;  // tell the kernel not to try without blocking first
 
   std::uint64_t place() const { return op->offset + start + moved; }

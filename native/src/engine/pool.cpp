@@ -1,7 +1,6 @@
 #include "pool.h"
 
 #include <fcntl.h>
-#include <pthread.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -35,10 +34,7 @@ void perform(Piece& piece) {
 }
 
 int PoolDevice::start(Core& core) {
-  for (int n = 0; n < count_; ++n) {
-    threads_.emplace_back([this, &core] { run(core); });
-    pthread_setname_np(threads_.back().native_handle(), "kvt-posix");
-  }
+  for (int n = 0; n < count_; ++n) core.spawn("kvt-posix", [this, &core] { run(core); });
   return 0;
 }
 
@@ -49,13 +45,9 @@ void PoolDevice::kick() {
 }
 
 void PoolDevice::stop() {
-  {
-    std::lock_guard lock(mutex_);
-    stopping_ = true;
-    work_.notify_all();
-  }
-  for (auto& thread : threads_) thread.join();
-  threads_.clear();
+  std::lock_guard lock(mutex_);
+  stopping_ = true;
+  work_.notify_all();
 }
 
 void PoolDevice::run(Core& core) {

@@ -4,8 +4,6 @@
 
 #include <condition_variable>
 #include <mutex>
-#include <thread>
-#include <vector>
 
 #include "device.h"
 
@@ -27,7 +25,6 @@ class PoolDevice final : public Device {
   std::condition_variable work_;
   std::uint64_t kicks_ = 0;
   bool stopping_ = false;
-  std::vector<std::thread> threads_;
 };
 
 // Carry the piece out on this thread, to its end.

@@ -89,7 +89,7 @@ int Ring::open(std::uint32_t entries) {
 bool Ring::supports_all() {
   Probe probe{};
   if (::syscall(kRegister, fd_, kRegisterProbe, &probe, 64) < 0) return false;
-  for (const int op : {kOpReadv, kOpWritev, kOpFsync, kOpReadFixed, kOpWriteFixed, kOpRead}) {
+  for (const int op : {kOpReadv, kOpWritev, kOpFsync, kOpReadFixed, kOpWriteFixed, kOpAsyncCancel, kOpRead}) {
     if (op > probe.last_op || (probe.ops[op].flags & 1U) == 0) return false;
   }
   return true;

@@ -39,6 +39,7 @@ enum : std::uint8_t {
   kOpFsync = 3,
   kOpReadFixed = 4,
   kOpWriteFixed = 5,
+  kOpAsyncCancel = 14,
   kOpRead = 22,
 };
 inline constexpr std::uint8_t kSqeAsync = 1U << 4;

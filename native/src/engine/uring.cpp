@@ -1,10 +1,9 @@
 #include "uring.h"
 
 #include <poll.h>
-#include <pthread.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <memory>
@@ -16,38 +15,20 @@ namespace kvterrace {
 
 namespace {
 
-// More than pieces may be in the ring at once (`Limits::depth`), and the watch on kicks.
-constexpr std::uint32_t kEntries = 256;
+// More than pieces may be in the ring at once (`Limits::depth`), a call to come back for each, and the watch on kicks.
+constexpr std::uint32_t kEntries = 512;
 constexpr std::uint64_t kKick = 1;  // user_data of that watch: no piece lies there
+constexpr std::uint64_t kCallBack = 2;
 constexpr int kRetryMs = 1;
-
-void add_to(int fd, std::uint64_t count) {
-  while (::write(fd, &count, sizeof count) < 0 && errno == EINTR) {
-  }
-}
 
 }  // namespace
 
-UringDevice::~UringDevice() {
-  if (kick_fd_ >= 0) ::close(kick_fd_);
-}
-
 int UringDevice::start(Core& core) {
-  kick_fd_ = ::eventfd(0, EFD_CLOEXEC);
-  const int started_fd = ::eventfd(0, EFD_CLOEXEC);
-  if (kick_fd_ < 0 || started_fd < 0) {
-    const int number = errno;
-    if (started_fd >= 0) ::close(started_fd);
-    return number;
-  }
+  kick_fd_ = Descriptor::eventfd(0);
+  const Descriptor started = Descriptor::eventfd(0);
   // The thread opens the ring itself: the kernel then takes submissions from no other.
-  thread_ = std::thread([this, &core, started_fd] { run(core, started_fd); });
-  pthread_setname_np(thread_.native_handle(), "kvt-uring");
-  std::uint64_t count;
-  while (::read(started_fd, &count, sizeof count) < 0 && errno == EINTR) {
-  }
-  ::close(started_fd);
-  if (start_error_ != 0) thread_.join();
+  core.spawn("kvt-uring", [this, &core, fd = started.get()] { run(core, fd); });
+  clear(started.get());
   return start_error_;
 }
 
@@ -57,15 +38,12 @@ void UringDevice::kick() {
 
 void UringDevice::wake_thread() {
   std::lock_guard lock(mutex_);  // a kick that comes late must not reach a descriptor number that somebody else has by now
-  if (kick_fd_ >= 0) add_to(kick_fd_, 1);
+  add_to(kick_fd_.get());
 }
 
 void UringDevice::stop() {
   stopping_ = true;
   wake_thread();
-  thread_.join();
-  std::lock_guard lock(mutex_);
-  ::close(std::exchange(kick_fd_, -1));
 }
 
 void UringDevice::register_memory(void* start, std::size_t nbytes, int fd) {
@@ -81,32 +59,41 @@ void UringDevice::run(Core& core, int started_fd) {
   start_error_ = ring_->open(kEntries);
   const bool usable = start_error_ == 0;
   if (!usable) ring_.reset();
-  add_to(started_fd, 1);
-  if (!usable) return;
+  add_to(started_fd);
+  if (usable) drive(core);
+  ring_.reset();
+  std::lock_guard lock(mutex_);
+  kick_fd_.close();
+}
+
+void UringDevice::drive(Core& core) {
   watch_kicks();
   while (!stopping_) {
     // Before the last look for work: whoever submits after that look finds us asleep, and kicks.
     asleep_ = true;
     while (auto piece = core.next_piece()) give(core, std::move(piece));
+    call_back(core.take_recalls());
     const int number = ring_->enter();
     asleep_ = false;
     // EBUSY and EAGAIN: the kernel wants completions reaped, or memory, first. Nothing is lost: entries stay in the ring.
     if (number != 0) ::poll(nullptr, 0, kRetryMs);
     ring_->reap([&](const Cqe& cqe) {
+      if (cqe.user_data == kCallBack) return;  // the piece itself says how that went
       if (cqe.user_data != kKick) {
-        return took(core, std::unique_ptr<Piece>(reinterpret_cast<Piece*>(cqe.user_data)), cqe.res);
+        auto* piece = reinterpret_cast<Piece*>(cqe.user_data);
+        in_ring_.erase(piece);
+        return took(core, std::unique_ptr<Piece>(piece), cqe.res);
       }
       watch_kicks();
       register_now();
     });
   }
-  ring_.reset();
 }
 
 void UringDevice::watch_kicks() {
   Sqe* sqe = ring_->next();
   sqe->opcode = kOpRead;
-  sqe->fd = kick_fd_;
+  sqe->fd = kick_fd_.get();
   sqe->addr = reinterpret_cast<std::uint64_t>(&kick_count_);
   sqe->len = sizeof kick_count_;
   sqe->user_data = kKick;
@@ -118,6 +105,7 @@ void UringDevice::give(Core& core, std::unique_ptr<Piece> owned) {
   Sqe* sqe = ring_->next();
   if (sqe == nullptr) std::abort();  // the ring is deeper than what may be in flight
   Piece* piece = owned.release();    // until its completion comes
+  in_ring_.insert(piece);
   sqe->fd = fd;
   sqe->flags = piece->asynchronous ? kSqeAsync : 0;
   sqe->user_data = reinterpret_cast<std::uint64_t>(piece);
@@ -145,6 +133,20 @@ void UringDevice::give(Core& core, std::unique_ptr<Piece> owned) {
 void UringDevice::took(Core& core, std::unique_ptr<Piece> piece, std::int64_t answer) {
   if (piece->advance(answer)) return give(core, std::move(piece));
   core.piece_done(*piece);
+}
+
+// A piece is named by its address. The kernel takes entries in order, and a piece is freed only when its completion was
+// taken, so none that comes to lie there later is in the ring before this one has been dealt with.
+void UringDevice::call_back(const std::vector<std::uint64_t>& ids) {
+  for (Piece* piece : in_ring_) {
+    if (piece->recalled || std::find(ids.begin(), ids.end(), piece->op->id) == ids.end()) continue;
+    Sqe* sqe = ring_->next();
+    if (sqe == nullptr) return;  // it then runs to its end
+    piece->recalled = true;
+    sqe->opcode = kOpAsyncCancel;
+    sqe->addr = reinterpret_cast<std::uint64_t>(piece);
+    sqe->user_data = kCallBack;
+  }
 }
 
 void UringDevice::register_now() {

@@ -3,7 +3,6 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -40,30 +39,11 @@ struct OwnedHook : HookType {
   nb::tuple items;
 };
 
-// From an `IoResult`.
-Completion completion_of(nb::handle result) {
-  Completion made{nb::cast<std::int64_t>(result.attr("nbytes")), 0};
-  const nb::object error = result.attr("error");
-  if (error.is_none()) return made;
-  const nb::object number = nb::getattr(error, "errno", nb::none());
-  made.error = number.is_none() ? EIO : nb::cast<std::int32_t>(number);
-  if (made.error == 0) made.error = EIO;
-  return made;
-}
-
 template <class HookType, class Item>
 void bind_hook(nb::module_& module, const char* name, const char* text) {
   using Bound = OwnedHook<HookType, Item>;
   nb::class_<Bound, Hook>(module, name, text)
-      .def(nb::init<const nb::list&>(), nb::arg("items"))
-      .def(
-          "__call__",
-          [](Bound& self, nb::handle result) {
-            const Completion completion = completion_of(result);
-            nb::gil_scoped_release release;
-            self.run(completion);
-          },
-          nb::arg("result"), "Run, as the `finish` of an IoRequest. Without the GIL; once.");
+      .def(nb::init<const nb::list&>(), nb::arg("items"));
 }
 
 Target target_of(const nb::object& places, std::size_t block, const nb::object& claims, std::size_t claim,

@@ -12,15 +12,8 @@ from rich.console import Console
 from kvterrace.cli.console import human_nbytes, stderr
 from kvterrace.cli.tables import ago, count, date, layout_words, print_json, safe, stdout, table
 from kvterrace.keys import Namespace
-from kvterrace.observe.inspection import (
-    Inspection,
-    NamespaceShare,
-    PartitionReport,
-    RunReport,
-    SegmentCondition,
-    SegmentReport,
-    inspect_store,
-)
+from kvterrace.observe.inspected import NamespaceShare, PartitionReport, RunReport, SegmentCondition, SegmentReport
+from kvterrace.observe.inspection import Inspection, inspect_store
 
 __all__ = ["SCHEMA", "command", "report_json"]
 

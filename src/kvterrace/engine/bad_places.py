@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from kvterrace.buffers import Bytes
 from kvterrace.clock import Clock
@@ -12,6 +12,7 @@ from kvterrace.health.breaker import Fault, fault_of
 from kvterrace.health.quarantine import BadPlace, LogWrite, Quarantine, log_nbytes_for
 from kvterrace.health.quarantine_log import LogFile
 from kvterrace.io.base import IoResult
+from kvterrace.tiers.answering import answer
 from kvterrace.tiers.segments import SegmentFiles
 
 __all__ = ["ONLY_DRIVE_STRIKES", "BadPlaces"]
@@ -34,12 +35,19 @@ class BadPlaces:
     """
 
     def __init__(
-        self, files: SegmentFiles, space: SegmentSpace, clock: Clock, *, max_strikes: int = ONLY_DRIVE_STRIKES
+        self,
+        files: SegmentFiles,
+        space: SegmentSpace,
+        clock: Clock,
+        *,
+        max_strikes: int = ONLY_DRIVE_STRIKES,
+        file_nbytes: int | None = None,
     ) -> None:
+        """`file_nbytes`: size of a log file, and so how much is remembered; None: by the capacity of `space`."""
         self._files = files
         self._space = space
         self._clock = clock
-        self._file_nbytes = log_nbytes_for(space.cap_nbytes)
+        self._file_nbytes = log_nbytes_for(space.cap_nbytes) if file_nbytes is None else file_nbytes
         self._quarantine = Quarantine(
             files.store_uuid, self._begin, max_strikes=max_strikes, file_nbytes=self._file_nbytes
         )
@@ -88,10 +96,24 @@ class BadPlaces:
     def recover(self, nonces: Collection[bytes]) -> None:
         """Take in what the logs of the folder hold of segments with these nonces. Once, before anything else, and after
         `space.other_nbytes` was set. Blocks.
+
+        Raises:
+            StoreUnusableError: the drive does not answer.
         """
-        logs: list[tuple[str, Bytes]] = self._log.read()
+        logs: list[tuple[str, Bytes]] = answer(self._files.engine, self._files.folder, self._log.read)
         self._counted_nbytes = self._log.nbytes
         self._quarantine.recover(logs, nonces)
+
+    def learn(self, logs: Sequence[Bytes], nonces: Collection[bytes]) -> set[bytes]:
+        """Take in what logs hold that another process writes, as `recover` does; of which segments (by nonce) more
+        places are bad now than before.
+        """
+        if not logs:
+            return set()
+        before = {nonce: len(self.places(nonce)) for nonce in nonces}
+        for data in logs:
+            self._quarantine.learn(data, nonces)
+        return {nonce for nonce, count in before.items() if len(self.places(nonce)) > count}
 
     def went_wrong(self, key: bytes, segment: Segment, nonce: bytes, offset: int, nbytes: int) -> None:
         """The record of block `key` at this place could not be read, or was not that block."""

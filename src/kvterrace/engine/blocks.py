@@ -1,16 +1,20 @@
-"""The block table: what the index knows of each block, one column for each fact (about 75 B a block)."""
+"""The block table: what the index knows of each block, one column for each fact (about 75 B a block); and the
+sizes of their records.
+"""
 
 from __future__ import annotations
 
 import enum
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from kvterrace.format.record import PAGE_NBYTES
 from kvterrace.keys import KEY_NBYTES
 
-__all__ = ["NOWHERE", "BlockTable", "DramState", "Ids"]
+__all__ = ["NOWHERE", "BlockTable", "DramState", "Geometry", "Ids"]
 
 Ids = npt.NDArray[np.int32]
 
@@ -18,6 +22,19 @@ Ids = npt.NDArray[np.int32]
 NOWHERE = -1
 
 _GROWTH = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Sizes of the records of one namespace: header and payload, each padded to pages."""
+
+    header_nbytes: int
+    payload_nbytes: int
+
+    @property
+    def record_nbytes(self) -> int:
+        """Bytes of a record on the drive and of a slot in the arena."""
+        return self.header_nbytes + -(-self.payload_nbytes // PAGE_NBYTES) * PAGE_NBYTES
 
 
 class DramState(enum.IntEnum):
@@ -84,6 +101,7 @@ class BlockTable:
             setattr(self, name, np.zeros(0, dtype))
         self._free: Ids = np.zeros(0, np.int32)
         self._free_count = 0
+        self._watched: list[list[Ids]] = []
 
     @property
     def capacity(self) -> int:
@@ -109,7 +127,15 @@ class BlockTable:
         ids = self._free[self._free_count : self._free_count + count][::-1].copy()
         for name, _, start in self._COLUMNS:
             getattr(self, name)[ids] = start
+        for came in self._watched:
+            came.append(ids)
         return ids
+
+    def watch(self) -> list[Ids]:
+        """A list that each `allocate` from now on adds its ids to. The caller clears it now and then."""
+        came: list[Ids] = []
+        self._watched.append(came)
+        return came
 
     def release(self, ids: Ids) -> None:
         """Give ids back. They must not be in use anywhere."""

@@ -9,8 +9,9 @@ import numpy as np
 
 from kvterrace.buffers import Bytes
 from kvterrace.clock import Clock
+from kvterrace.engine.blocks import Geometry
 from kvterrace.engine.counters import DriveStats, StoreStats
-from kvterrace.engine.ledger import Geometry, Ledger
+from kvterrace.engine.ledger import Ledger
 from kvterrace.engine.space import volume_of
 from kvterrace.engine.volume import Volume
 from kvterrace.errors import LayoutError

@@ -67,7 +67,7 @@ class DirtyRuns:
 
     def add(self, block: int, now_s: float) -> None:
         """`block` is ready and has no copy below."""
-        run = self._tree.run(int(self._table.run[block]))
+        run = self._tree.run_of(block)
         if run.number not in self.since_s:
             self.since_s[run.number] = self._first_s[run.number] = now_s
         self.nbytes += self._slot_nbytes[run.namespace]
@@ -108,22 +108,21 @@ class DirtyRuns:
         found = self._wanted(run)
         return found[~self._table.writing[found]]
 
-    @property
-    def waits(self) -> bool:
-        """Whether a block waits to be written that is not being written already."""
-        return any(len(self._waiting(self._tree.run(number))) for number in self.since_s)
+    def wait_for(self, refused: Callable[[int], bool]) -> bool:
+        """Whether a block that is not `refused` waits to be written, and is not being written already."""
+        waiting = (self._waiting(self._tree.run(number)) for number in self.since_s)
+        return any(not refused(block) for ids in waiting for block in ids.tolist())
 
     def owes(self, put_seq: int) -> bool:
         """Whether some block put before the put-sequence number `put_seq` has no copy below yet."""
         put_seqs = self._table.put_seq
         return any((put_seqs[self._wanted(self._tree.run(number))] < put_seq).any() for number in self.since_s)
 
-    def _first(self, space: SegmentSpace) -> list[int]:
-        """What waits of `space.first`."""
+    def _first(self, space: SegmentSpace, refused: Callable[[int], bool]) -> list[int]:
+        """What waits of `space.first` and is not left to another volume."""
         table, ids = self._table, space.first
         ids = ids[(table.run[ids] != NOWHERE) & self._dirty(ids) & ~table.writing[ids]]
-        waiting: list[int] = ids[~self._doomed(ids)].tolist()
-        return waiting
+        return [block for block in ids[~self._doomed(ids)].tolist() if not refused(block)]
 
     def _in_order(self, run: Run, taken: set[int]) -> Iterator[int]:
         """What waits of `run`, behind what waits of the runs that it hangs on: without them it is worth nothing after a
@@ -152,8 +151,8 @@ class DirtyRuns:
         chosen: list[int] = []
         taken: set[int] = set()
         offset = nbytes = 0
-        for block in self._first(space):
-            run = self._tree.run(int(self._table.run[block]))
+        for block in self._first(space, refused):
+            run = self._tree.run_of(block)
             record_nbytes = self._slot_nbytes[run.namespace]
             if chosen and nbytes + record_nbytes > writes.batch_nbytes:
                 return WriteBatch(segment, offset, np.array(chosen, np.int32), nbytes)

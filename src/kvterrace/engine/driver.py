@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from kvterrace.engine.mover import Mover
 from kvterrace.io.several import Engines
@@ -14,6 +15,19 @@ from kvterrace.io.several import Engines
 __all__ = ["Driver"]
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Wait:
+    """What somebody waits for. Once it was so, it counts, whatever comes after."""
+
+    done: Callable[[], bool]
+    over: bool = False
+
+    def look(self) -> bool:
+        """Whether it is so by now."""
+        self.over = self.over or self.done()
+        return self.over
 
 
 class Driver:
@@ -29,6 +43,7 @@ class Driver:
         self.lock = threading.Condition(threading.RLock())
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        self._waits: list[_Wait] = []
 
     def start(self, name: str) -> None:
         """Drive on a thread from now on."""
@@ -56,13 +71,14 @@ class Driver:
             self._step(0.0)
 
     def wait_for(self, done: Callable[[], bool], timeout_s: float | None) -> bool:
-        """Wait until `done()`, asked under the lock; False after `timeout_s` (None: no limit) or if the mover has
-        failed.
+        """Wait until `done()`, asked under the lock, on any thread; False after `timeout_s` (None: no limit) or if the
+        mover has failed.
         """
+        wait = _Wait(done)
         limit_s = None if timeout_s is None else self._clock.monotonic_s() + max(0.0, timeout_s)
         while True:
             with self.lock:
-                if done():
+                if wait.look():
                     return True
                 if self._mover.fault is not None:
                     return False
@@ -70,7 +86,9 @@ class Driver:
                 if left_s <= 0:
                     return False
                 if self._thread is not None:
+                    self._waits.append(wait)
                     self.lock.wait(min(left_s, 1.0))
+                    self._waits.remove(wait)
                     continue
                 step_s = min(left_s, self._mover.timeout_s())
             self._step(step_s)
@@ -93,4 +111,6 @@ class Driver:
             self._mover.handle(results)
             self._mover.pump()
             self._mover.follow()
-            self.lock.notify_all()
+            # Asked here, so that nobody is woken for a batch of which half has come: that costs the GIL each time.
+            if self._mover.fault is not None or any(wait.look() for wait in self._waits):
+                self.lock.notify_all()

@@ -93,6 +93,8 @@ def settle(mover: Mover, driver: Driver, timeout_s: float) -> tuple[bool, list[I
             mover.pump()
         fine &= driver.wait_for(lambda: writers.idle, left_s())
         fine &= _sync(mover, driver, left_s()) and not writers.owes(core.ledger.next_put_seq)
+        with driver.lock:
+            core.ledger.end()
     if (follower := mover.follower) is not None:
         with driver.lock:
             follower.close()

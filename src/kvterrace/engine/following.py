@@ -9,10 +9,12 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 
+from kvterrace.buffers import Bytes
 from kvterrace.clock import Clock
 from kvterrace.engine.bad_places import BadPlaces
 from kvterrace.engine.core import Core
@@ -25,7 +27,9 @@ from kvterrace.engine.volume import Volume
 from kvterrace.errors import KVTerraceError, StoreUnusableError
 from kvterrace.format.record import RecordKind
 from kvterrace.format.recovery import SegmentContents
-from kvterrace.io.base import IoClass, IoEngine, IoKind, IoRequest, IoResult
+from kvterrace.health.quarantine import FILE_NBYTES, log_generation
+from kvterrace.health.quarantine_log import read_log
+from kvterrace.io.base import FileInfo, IoClass, IoEngine, IoKind, IoRequest, IoResult
 from kvterrace.tiers.directory import StoreDirectory
 from kvterrace.tiers.marker import Marker
 from kvterrace.tiers.segments import RecoveredSegment, footer_room_nbytes
@@ -41,6 +45,8 @@ LOOK_S = 1.0
 _IDLE_SHARE = 20
 #: Blocks that are entered, or given up, in one go under the store's lock.
 _SLICE = 512
+#: How often a file of the quarantine log is read as it is.
+_LOG_READS = 2
 #: No bound: how large a segment may be is the writer's affair.
 _ANY_NBYTES = 1 << 46
 
@@ -54,9 +60,17 @@ def shared_volumes(drives: Sequence[tuple[StoreDirectory, IoEngine]], clock: Clo
         space = SegmentSpace(0, _ANY_NBYTES, footer_room_nbytes, volume=number, alone=alone)
         space.can_write = False
         files = SharedFiles(engine, directory.partition, directory.store_uuid)
-        bad = BadPlaces(files, space, clock)  # the writer's log is read, and never written here
+        bad = BadPlaces(files, space, clock, file_nbytes=FILE_NBYTES)  # the writer's log is read, never written here
         volumes.append(Volume(number, engine, files, space, ReadGate(clock, str(files.folder)), bad))
     return tuple(volumes)
+
+
+@dataclass(slots=True, eq=False)
+class _Found:
+    """What a look has found; `logs`: files of the writer's quarantine log, and what they hold."""
+
+    look: Look
+    logs: list[tuple[FileInfo, Bytes]] = field(default_factory=list)
 
 
 class _Followed:
@@ -64,6 +78,7 @@ class _Followed:
 
     Attributes:
         gone: segments whose file is gone, until nobody holds them any more.
+        logs: of each file of the writer's quarantine log its mark, and how often it was read with it.
         stale: the drive is none of the store's at this moment: nothing on it is believed, and only its `store.json` is
             looked at.
     """
@@ -76,10 +91,27 @@ class _Followed:
         self.marker: Marker | None = None
         self.known: dict[str, Known] = {}
         self.gone: dict[int, Segment] = {}
+        self.logs: dict[str, tuple[int, int]] = {}
         self.looking = False
         self.next_s = 0.0
         self.failing = False
         self.stale = False
+
+
+def _look_at(one: _Followed, known: dict[str, Known], logs: dict[str, tuple[int, int]], **how: bool) -> _Found:
+    """On an engine's thread: a look at the drive. Of the quarantine log is read what was not read twice as it is: two
+    changes within one tick of the file system's clock look as one, and the second read comes later than that.
+    """
+    found = _Found(one.files.look(known, **how))
+    for info in found.look.others:
+        mark, times = logs.get(info.name, (0, 0))
+        if log_generation(info.name) is None or (info.mark == mark != 0 and times >= _LOG_READS):
+            continue
+        try:
+            found.logs.append((info, read_log(one.files.engine, one.files.folder, info)))
+        except OSError as error:  # gone since it was listed, or read with the next look
+            _log.debug("%s: %s", one.files.folder / info.name, error)
+    return found
 
 
 class Follower:
@@ -130,21 +162,20 @@ class Follower:
         contents: list[tuple[int, SegmentContents]] = []
         for one in self._each:
             try:
-                look = one.files.look({}, first=True)
+                first = _look_at(one, {}, {}, first=True)
             except OSError as error:
                 raise StoreUnusableError(
                     f"cannot read {one.files.folder}: {error.strerror or error}; ask its owner for permission to read"
                 ) from error
-            one.marker = look.marker
+            one.marker = first.look.marker
             space = one.volume.space
-            for learnt in look.learnt:
+            for learnt in first.look.learnt:
                 number = space.next_number + len(one.known)
                 assert learnt.contents is not None
                 self._know(one, number, learnt)
                 found.append(RecoveredSegment(number, learnt.file_nbytes, learnt.contents))
                 contents.append((number, learnt.contents))
-        for one in self._each:
-            one.volume.bad.recover({known.header.nonce for known in one.known.values()})
+            self._learn(one, first)
         now_s = self._core.clock.monotonic_s()
         rebuild(self._core, found, now_s)
         for one in self._each:
@@ -186,28 +217,32 @@ class Follower:
                 self._look(one)
 
     def _look(self, one: _Followed) -> None:
-        known = dict(one.known)
+        known, logs = dict(one.known), dict(one.logs)
         one.looking = True
 
         def on_looked(result: IoResult) -> None:
             one.looking = False
-            look = result.value
-            assert result.crash is None and isinstance(look, Look), f"a look at {one.files.folder} failed: {result}"
+            found = result.value
+            assert result.crash is None and isinstance(found, _Found), f"a look at {one.files.folder} failed: {result}"
             now_s = self._core.clock.monotonic_s()
-            one.next_s = now_s + max(LOOK_S, _IDLE_SHARE * look.took_s)
+            one.next_s = now_s + max(LOOK_S, _IDLE_SHARE * found.look.took_s)
             if self._closing:
-                one.files.drop(look)
+                one.files.drop(found.look)
                 return
-            self._take_in(one, look)
+            self._take_in(one, found)
 
         stale = one.stale
         request = IoRequest(
-            IoKind.CALL, IoClass.DEMOTION, finish=lambda _: one.files.look(known, marker_only=stale), tag=on_looked
+            IoKind.CALL,
+            IoClass.DEMOTION,
+            finish=lambda _: _look_at(one, known, logs, marker_only=stale),
+            tag=on_looked,
         )
         one.volume.engine.submit([request])
 
-    def _take_in(self, one: _Followed, look: Look) -> None:
-        """What a look found, in the order: what is dead, what is new, what is gone."""
+    def _take_in(self, one: _Followed, found: _Found) -> None:
+        """What a look found, in the order: what is bad, what is dead, what is new, what is gone."""
+        look = found.look
         gone: list[Known] = []
         if look.failed is not None:
             if not one.failing:
@@ -220,11 +255,16 @@ class Follower:
                 one.files.drop(look)
             else:
                 gone = [one.known.pop(name) for name in look.gone]
+                new = {learnt.header.nonce for learnt in look.learnt if learnt.was is None}
+                for nonce, number in self._learn(one, found, new):
+                    segment = one.volume.space.segments[number]
+                    self._work.append(partial(self._grafts.condemn, segment, one.volume.bad.places(nonce)))
                 self._enter(one, look.learnt)
         one.failing = look.failed is not None
         if one.stale:
             gone = list(one.known.values())
             one.known.clear()
+            one.logs.clear()
         for known in gone:
             # no read of it begins from the next slice on, but of what is pinned
             segment = one.volume.space.segments[known.number]
@@ -232,6 +272,18 @@ class Follower:
             one.gone[known.number] = segment
             self._grafts.leave(known.number)
         self._work += [partial(self._end, one, number) for number in one.gone]
+
+    def _learn(self, one: _Followed, found: _Found, new: Collection[bytes] = ()) -> list[tuple[bytes, int]]:
+        """Take in what the writer's quarantine log says of the segments known, and of those with `new` nonces; which
+        of the former, by nonce and number, have more bad places now.
+        """
+        numbers = {known.header.nonce: known.number for known in one.known.values()}
+        worse = one.volume.bad.learn([data for _, data in found.logs], numbers.keys() | set(new))
+        for info, _ in found.logs:
+            mark, times = one.logs.get(info.name, (0, 0))
+            one.logs[info.name] = info.mark, times + 1 if info.mark == mark else 1
+        one.logs = {info.name: one.logs[info.name] for info in found.look.others if info.name in one.logs}
+        return [(nonce, numbers[nonce]) for nonce in worse & numbers.keys()]
 
     def _enter(self, one: _Followed, everything: list[Learnt]) -> None:
         space = one.volume.space
@@ -270,7 +322,8 @@ class Follower:
         mine = one.marker.drive
         if newest is None or mine is None:
             return newest is not None
-        return (mine.set_id, mine.generation, mine.change_id) != (newest.set_id, newest.generation, newest.change_id)
+        # Between the two phases of a change the record is in place on some drives, and beside the old one on the rest.
+        return newest.change not in (mine.change, None if one.marker.proposed is None else one.marker.proposed.change)
 
     def _know(self, one: _Followed, number: int, learnt: Learnt) -> None:
         if learnt.was is None:
@@ -303,6 +356,7 @@ class Follower:
         if segment.readers or len(segment.live_ids(self._core.ledger.table)):
             return
         del one.gone[number]
+        one.volume.bad.forget_segment(one.files.nonce(number))
         one.volume.space.remove(segment)
         one.files.forget(number)
         one.volume.space.cap_nbytes = one.volume.space.file_nbytes

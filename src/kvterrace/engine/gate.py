@@ -24,6 +24,8 @@ class ReadGate:
         self.breaker = Breaker(clock, drive, self._changed)
         self._clock = clock
         self._under_way: dict[IoRequest, Ticket] = {}  # oldest first
+        #: How long reads that were given up had waited, since one last ended by itself.
+        self._silent_s = 0.0
         self._progress_s = clock.monotonic_s()  # when a read last ended, or the first of those under way was sent
 
     @property
@@ -49,7 +51,13 @@ class ReadGate:
     def ended(self, result: IoResult) -> None:
         """A read that was admitted has ended."""
         ticket = self._under_way.pop(result.request)
-        self._progress_s = self._clock.monotonic_s()
+        now_s = self._clock.monotonic_s()
+        if result.expired:  # perhaps it was never sent: no answer of the drive, but silence counts up to a hang
+            if not self._under_way:
+                self._silent_s += now_s - self._progress_s
+            self.breaker.unused(ticket)
+            return
+        self._progress_s, self._silent_s = now_s, 0.0
         if isinstance(result.error, FileNotFoundError):  # somebody has removed it: the drive is none the worse
             self.breaker.unused(ticket)
         elif result.error is not None:
@@ -61,9 +69,9 @@ class ReadGate:
 
     def watch(self, now_s: float) -> None:
         """To be called now and then: reads of which none has ended for `HANG_S` hang."""
-        if self._under_way and now_s - self._progress_s >= HANG_S:
+        if self._under_way and self._silent_s + now_s - self._progress_s >= HANG_S:
             self.breaker.hung(next(iter(self._under_way.values())))
-            self._progress_s = now_s
+            self._progress_s, self._silent_s = now_s, 0.0
 
     def _changed(self, change: Transition) -> None:
         if change.is_news:

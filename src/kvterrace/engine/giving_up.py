@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import numpy.typing as npt
 
+from kvterrace.engine.below import CopiesBelow
 from kvterrace.engine.blocks import NOWHERE, BlockTable, DramState, Ids
 from kvterrace.engine.dirty import DirtyRuns
 from kvterrace.engine.dram import DramSpace
@@ -26,15 +25,14 @@ class GivingUp:
         dram: DramSpace,
         dirty: DirtyRuns,
         slot_nbytes: dict[int, int],
+        below: CopiesBelow,
         *,
         scored_s: dict[int, float],
-        lose: Callable[[Ids, int], None],
     ) -> None:
         """
         Args:
             slot_nbytes: size of a slot by namespace.
             scored_s: has no entry for a run that is forgotten.
-            lose: gives up the copies below of blocks with records of that many bytes.
         """
         self._table = table
         self._tree = tree
@@ -42,7 +40,7 @@ class GivingUp:
         self._dirty = dirty
         self._slot_nbytes = slot_nbytes
         self._scored_s = scored_s
-        self._lose = lose
+        self._below = below
         #: Blocks that were invalidated while in use: given up at the last release.
         self.doomed: set[int] = set()
         #: Blocks that were given up though nobody asked for it.
@@ -60,11 +58,11 @@ class GivingUp:
         table = self._table
         if self.doomed and block in self.doomed and not table.pins[block] and not table.users[block]:
             self.doomed.discard(block)
-            run = self._run_of(block)
+            run = self._tree.run_of(block)
             self._drop_copies(np.array([block], np.int32), self._slot_nbytes[run.namespace])
             self._dirty.settle(run)
         if table.slot[block] == NOWHERE and table.segment[block] == NOWHERE:
-            self._prune(self._run_of(block))
+            self._prune(self._tree.run_of(block))
 
     def invalidate(self, chain: KeyChain, start: int) -> list[bytes]:
         """Give up the blocks of `chain` from `start` on, and all that hangs on them; those in use as soon as they are
@@ -94,19 +92,19 @@ class GivingUp:
         if self._table.users[block] or self._table.pins[block]:
             self.doomed.add(block)
             return
-        run = self._run_of(block)
+        run = self._tree.run_of(block)
         self._drop_copies(np.array([block], np.int32), self._slot_nbytes[run.namespace])
         self._dirty.settle(run)
         self._prune(run)
 
     def forget(self, block: int) -> None:
         """Drop a block and all that hangs on it, except what is in use or pinned."""
-        run = self._run_of(block)
+        run = self._tree.run_of(block)
         self._forget(run, int(np.flatnonzero(run.ids == block)[0]))
 
     def leave_gap(self, block: int) -> None:
         """Drop an idle block. What hangs on it stays, and is found again once the block was put again."""
-        run = self._run_of(block)
+        run = self._tree.run_of(block)
         self.dropped_blocks += self._drop_copies(np.array([block], np.int32), self._slot_nbytes[run.namespace])
         self._dirty.settle(run)
         self._prune(run)
@@ -132,7 +130,7 @@ class GivingUp:
         dirty = (table.state[ids] == DramState.READY) & ~below & ~table.spent[ids]
         self._dirty.nbytes -= record_nbytes * int(np.count_nonzero(dirty))
         if below.any():
-            self._lose(ids[below], record_nbytes)
+            self._below.lose_all(ids[below], record_nbytes)
         if slot.any():
             self._dram.free_all(ids[slot])
         table.spent[ids] = False
@@ -168,6 +166,3 @@ class GivingUp:
                 return gone + int(np.argmax(kept[::-1]))
             gone, width = gone + len(some), 4 * width
         return gone
-
-    def _run_of(self, block: int) -> Run:
-        return self._tree.run(int(self._table.run[block]))

@@ -6,29 +6,27 @@ Decisions over a ledger, as the ledger's own: no I/O, no clock. Used under the s
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from kvterrace.engine.blocks import NOWHERE, BlockTable, DramState
+from kvterrace.engine.blocks import NOWHERE, DramState, Geometry
 from kvterrace.engine.core import UNSIZED, Core, NamespaceEntry
-from kvterrace.engine.ledger import Geometry
+from kvterrace.engine.key_index import KeyIndex
 from kvterrace.engine.shared_ledger import SharedLedger
 from kvterrace.engine.space import Segment, SegmentState
 from kvterrace.format.record import PAGE_NBYTES, RecordKind, part_table
 from kvterrace.format.recovery import SegmentContents
 from kvterrace.health.quarantine import BadPlace
 
-__all__ = ["MOST_WAITING", "Grafts", "Row", "find_keys", "rows_of"]
+__all__ = ["MOST_WAITING", "Grafts", "Row", "rows_of"]
 
 #: Blocks that wait for the one that they hang on, at most: beyond that the longest waiting are let go of, and come back
 #: with the footer of their segment, if it is not sealed yet, or when the store is opened again.
 MOST_WAITING = 16_384
 #: Invalidations remembered, at most, for blocks that are found after them; beyond that the oldest are let go of.
 _MOST_DEAD = 1 << 18
-#: Bits of a key by which most blocks are told to be none of those looked for.
-_FILTER_BITS = 20
 
 
 class Row(NamedTuple):
@@ -65,19 +63,6 @@ def rows_of(contents: SegmentContents, number: int, start: int = 0, stop: int | 
     return rows
 
 
-def find_keys(table: BlockTable, keys: Collection[bytes]) -> dict[bytes, int]:
-    """Ids of the blocks with these keys. One pass over the table: about 10 ms for a million blocks."""
-    if not keys:
-        return {}
-    mask = np.uint32((1 << _FILTER_BITS) - 1)
-    wanted = np.zeros(1 << _FILTER_BITS, np.bool_)
-    wanted[np.frombuffer(b"".join(key[:4] for key in keys), "<u4") & mask] = True
-    words = np.ascontiguousarray(table.key[:, :4]).view("<u4")[:, 0]
-    ids = np.flatnonzero(wanted[words & mask] & (table.run != NOWHERE))
-    found = {bytes(key): block for key, block in zip(table.key[ids], ids.tolist(), strict=True)}
-    return {key: found[key] for key in keys if key in found}
-
-
 class Grafts:
     """What a reader has learnt and not entered yet, and the rules by which it enters it.
 
@@ -89,6 +74,7 @@ class Grafts:
         """`ledger`: that of `core`."""
         self._core = core
         self._ledger = ledger
+        self._keys = KeyIndex(ledger.table)
         self._dead: OrderedDict[bytes, int] = OrderedDict()
         self._waiting: OrderedDict[bytes, list[Row]] = OrderedDict()  # by parent, oldest first
         self._waiting_rows = 0
@@ -114,7 +100,7 @@ class Grafts:
         newest: dict[bytes, int] = {}
         for key, put_seq in tombstones:
             newest[key] = max(put_seq, newest.get(key, 0))
-        for key, block in sorted(find_keys(table, newest).items(), key=lambda one: -one[1]):
+        for key, block in sorted(self._keys.find(newest).items(), key=lambda one: -one[1]):
             if table.run[block] == NOWHERE:
                 continue  # gone with one before
             self._ledger.revoke_below(block, newest[key])
@@ -136,6 +122,26 @@ class Grafts:
         self.enter([self._spare.pop(key) for key in keys if key in self._spare], now_s)
         return len(ids)
 
+    def condemn(self, segment: Segment, places: Sequence[BadPlace], now_s: float) -> None:
+        """Give up the copies in these places of `segment`, which are bad. Where another copy is known, that counts
+        now.
+        """
+        ledger, table = self._ledger, self._ledger.table
+        ids = segment.live_ids(table)
+        sizes = {
+            run: ledger.geometries[ledger.tree.run(run).namespace].record_nbytes
+            for run in np.unique(table.run[ids]).tolist()
+        }
+        starts = table.page[ids].astype(np.int64) * PAGE_NBYTES
+        ends = starts + np.array([sizes[run] for run in table.run[ids].tolist()], np.int64)
+        bad = np.zeros(len(ids), bool)
+        for place in places:
+            bad |= (starts < place.offset + place.nbytes) & (ends > place.offset)
+        ids = ids[bad]
+        keys = [bytes(key) for key in table.key[ids]]
+        ledger.vanish(ids, now_s)
+        self.enter([self._spare.pop(key) for key in keys if key in self._spare], now_s)
+
     def leave(self, number: int) -> None:
         """Let go of what waits of a segment that is gone."""
         waiting, self._waiting, self._waiting_rows = self._waiting, OrderedDict(), 0
@@ -149,7 +155,7 @@ class Grafts:
     def enter(self, rows: Iterable[Row], now_s: float) -> None:
         """Enter blocks, those before others of their chain first, and what waited for them."""
         news = self._newest(self._with_waiting(rows))
-        known = find_keys(self._ledger.table, news.keys() | {row.parent for row in news.values()})
+        known = self._keys.find(news.keys() | {row.parent for row in news.values()})
         limits = self._limits(known)
         below: dict[bytes, list[Row]] = {}
         todo: list[Row] = []
@@ -188,7 +194,7 @@ class Grafts:
     def again(self, now_s: float) -> None:
         """Try once more what waits: a put may have brought what it hangs on."""
         later, self.later = self.later, []
-        parents = find_keys(self._ledger.table, self._waiting.keys())
+        parents = self._keys.find(self._waiting.keys())
         self.enter([*later, *(row for parent in parents for row in self._taken(parent))], now_s)
 
     def _limits(self, known: dict[bytes, int]) -> dict[bytes, int]:

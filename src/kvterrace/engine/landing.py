@@ -13,14 +13,15 @@ from types import ModuleType
 from typing import cast
 
 from kvterrace.buffers import Bytes
+from kvterrace.engine.blocks import Geometry
 from kvterrace.engine.core import NamespaceEntry
-from kvterrace.engine.ledger import Geometry
 from kvterrace.engine.space import Segment
 from kvterrace.engine.transfers import Transfer
 from kvterrace.engine.volume import Volume
 from kvterrace.format import passes
 from kvterrace.format.passes import Copied, Landed, Verdict, check_layout, fault_of
 from kvterrace.format.record import BadRecord, StaleRecord, check_identity, decode_header, verify_parts
+from kvterrace.health import breaker
 from kvterrace.io.base import IoResult
 from kvterrace.types import Corrupt, DeviceFailed, GetOutcome, Hit, Miss, Stale, Tier
 
@@ -31,7 +32,7 @@ __all__ = [
     "copy_ended",
     "copying",
     "finish_read",
-    "is_missing",
+    "is_lost",
     "not_read",
     "read_ended",
     "reading",
@@ -208,8 +209,7 @@ def read_ended(one: Landing, result: IoResult) -> None:
     if verdict is None:
         return  # the functions of Python set it
     if verdict.landed == Landed.MISSING:
-        one.outcome = not_read(one.where, result)
-        one.missing = is_missing(result)
+        not_read(one, result)
     elif verdict.landed == Landed.UNSEEN:
         one.outcome = DeviceFailed(one.where, f"its bytes were not looked at: {result.crash!r}")
     else:
@@ -224,26 +224,31 @@ def finish_read(group: list[Landing], result: IoResult) -> None:
     end = 0
     for one in group:
         end += one.memory.nbytes
-        if result.error is not None or end > result.nbytes:
-            one.outcome = not_read(one.where, result)
-            one.missing = is_missing(result)
+        if result.error is not None or result.expired or end > result.nbytes:
+            not_read(one, result)
             continue
         verify(one, one.memory[one.geometry.header_nbytes :], 0)
 
 
-def not_read(where: str, result: IoResult) -> DeviceFailed | Miss:
-    """The outcome of a block whose read ended in an error, or short. Miss: its file is gone."""
-    if isinstance(result.error, FileNotFoundError):
-        return Miss()
-    reason = (
-        str(result.error) if result.error is not None else f"short read: {result.nbytes} of {result.wanted_nbytes} B"
-    )
-    return DeviceFailed(where, reason)
+def not_read(one: Landing, result: IoResult) -> None:
+    """Set the outcome of a block whose read ended in an error, or short."""
+    gone = isinstance(result.error, FileNotFoundError)
+    one.missing = gone or result.error is None
+    if gone or (one.growing and result.error is None):
+        one.outcome = Miss()
+        return
+    short = f"short read: {result.nbytes} of {result.wanted_nbytes} B"
+    one.outcome = DeviceFailed(one.where, short if result.error is None else str(result.error))
 
 
-def is_missing(result: IoResult) -> bool:
-    """Whether a read that did not bring all says that the file is not there, or not as long as it was."""
-    return result.error is None or isinstance(result.error, FileNotFoundError)
+def is_lost(one: Landing, error: OSError | None) -> bool:
+    """Whether the copy that a read, which ended in `error`, was to bring is to be given up. Not if it is right, if it
+    was half-written, or if the drive is to blame rather than the place.
+    """
+    if isinstance(one.outcome, Miss):
+        return error is not None  # the file is gone
+    media = error is not None and breaker.fault_of(error) is breaker.Fault.MEDIA
+    return one.missing or media or isinstance(one.outcome, Corrupt | Stale)
 
 
 def verify(one: Landing, payload: Bytes, base: int) -> None:

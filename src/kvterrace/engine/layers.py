@@ -7,13 +7,12 @@ from typing import Protocol
 
 from kvterrace.buffers import Bytes
 from kvterrace.engine.core import Core
-from kvterrace.engine.landing import Landing, Want, is_missing, not_read, read_ended, verifying
+from kvterrace.engine.landing import Landing, Want, is_lost, not_read, read_ended, verifying
 from kvterrace.engine.outbox import Outbox
-from kvterrace.engine.volume import Volume
+from kvterrace.engine.record_reads import stopped
 from kvterrace.format.record import PAGE_NBYTES
-from kvterrace.health.breaker import Fault, fault_of
 from kvterrace.io.base import IoClass, IoKind, IoRequest, IoResult
-from kvterrace.types import Corrupt, DeviceFailed, GetOutcome, Stale
+from kvterrace.types import Expired, GetOutcome
 
 __all__ = ["LayerReads"]
 
@@ -30,20 +29,17 @@ class LayerReads:
         core: Core,
         *,
         landing: _NewLanding,
-        stopped: Callable[[Volume], DeviceFailed],
         discard: Callable[[Landing, GetOutcome], None],
         answer: Callable[[Want, GetOutcome], None],
     ) -> None:
         """
         Args:
             landing: makes the landing of a want.
-            stopped: the outcome of a read that the gate did not let through.
             discard: gives up the copy that a landing was to bring, and says so.
             answer: ends a want.
         """
         self._core = core
         self._landing = landing
-        self._stopped = stopped
         self._discard = discard
         self._answer = answer
 
@@ -67,6 +63,8 @@ class LayerReads:
         results: list[IoResult] = []
 
         def on_result(result: IoResult) -> None:
+            if result.lent:
+                return
             landing.segment.readers -= 1
             if result.request.kind is IoKind.READ:
                 gate.ended(result)
@@ -74,43 +72,45 @@ class LayerReads:
             results.append(result)
             if len(results) < 2:
                 return
-            failed = [result for result in results if not result.complete]
+            failed = [result for result in results if not result.complete and not result.expired]
             if failed:
-                landing.outcome = not_read(landing.where, failed[0])
-                landing.missing = is_missing(failed[0])
-                end()
+                for one in failed:
+                    not_read(landing, one)
+                    if is_lost(landing, one.error):
+                        break
+                end(one.error)
+            elif any(result.expired for result in results):
+                landing.outcome = Expired()
+                end(None)
             elif any(result.request.kind is not IoKind.READ for result in results):
-                landing.outcome = self._stopped(volume)
-                end()
+                landing.outcome = stopped(volume)
+                end(None)
             else:
                 call = IoRequest(IoKind.CALL, IoClass.DEMAND, finish=verifying(landing, first), tag=on_verified)
                 core.engine.submit([call])
 
         def on_verified(result: IoResult) -> None:
             read_ended(landing, result)
-            end()
+            end(None)
 
-        def end() -> None:
+        def end(error: OSError | None) -> None:
             ledger.dram.allocator.free(staging)
             outcome = landing.outcome
             assert outcome is not None, "a read ended without a verdict"
-            # as for whole blocks: a copy is given up if the place is to blame, not the drive, nor the gate
-            if (
-                landing.missing
-                or isinstance(outcome, Corrupt | Stale)
-                or any(fault_of(result.error) is Fault.MEDIA for result in results if not result.complete)
-            ):
+            if is_lost(landing, error):
                 self._discard(landing, outcome)
             self._answer(want, landing.fault or outcome)
 
         file = volume.files.file(landing.segment.number)
+        end_s = want.transfer.deadline_s
+        left_s = None if end_s is None else max(0.0, end_s - core.clock.monotonic_s())
         for at, piece in (
             (landing.offset, memory[:header_nbytes]),
             (landing.offset + header_nbytes + first, memory[header_nbytes:]),
         ):
             core.stats.ssd_read_requests += 1
             landing.segment.readers += 1
-            request = IoRequest(IoKind.READ, IoClass.DEMAND, file, at, [piece], tag=on_result)
+            request = IoRequest(IoKind.READ, IoClass.DEMAND, file, at, [piece], tag=on_result, deadline_s=left_s)
             if gate.admit(request):
                 outbox.add(volume.engine, request)
             else:

@@ -6,18 +6,19 @@ anything. Production, replay and simulation drive the same ledger. Not thread-sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from kvterrace.engine.blocks import NOWHERE, BlockTable, DramState, Ids
+from kvterrace.engine.below import CopiesBelow
+from kvterrace.engine.blocks import NOWHERE, BlockTable, DramState, Geometry, Ids
+from kvterrace.engine.dealing import Dealing
 from kvterrace.engine.dirty import DirtyRuns, WriteBatch, WritePolicy
 from kvterrace.engine.dram import DramSpace
 from kvterrace.engine.giving_up import GivingUp
 from kvterrace.engine.room import DramRoom
-from kvterrace.engine.space import SegmentSpace, volume_of, volumes_of
+from kvterrace.engine.space import SegmentSpace, volume_of
 from kvterrace.engine.tree import Run, RunTree
 from kvterrace.format.record import PAGE_NBYTES
 from kvterrace.keys import KEY_NBYTES, KeyChain
@@ -31,19 +32,6 @@ SCORE_HALF_LIFE_S = 60.0
 _TIERS = np.array([Tier.SSD, Tier.DRAM], dtype=object)
 
 __all__ = ["SCORE_HALF_LIFE_S", "Geometry", "Ledger"]
-
-
-@dataclass(frozen=True, slots=True)
-class Geometry:
-    """Sizes of the records of one namespace: header and payload, each padded to pages."""
-
-    header_nbytes: int
-    payload_nbytes: int
-
-    @property
-    def record_nbytes(self) -> int:
-        """Bytes of a record on the drive and of a slot in the arena."""
-        return self.header_nbytes + -(-self.payload_nbytes // PAGE_NBYTES) * PAGE_NBYTES
 
 
 class Ledger:
@@ -65,32 +53,17 @@ class Ledger:
         if space is None or isinstance(space, SegmentSpace):
             space = () if space is None else (space,)
         self.spaces = tuple(space)
+        self.dealing = Dealing(self.spaces, self.key_of)
         self.writes = writes or WritePolicy()
         self.geometries: dict[int, Geometry] = {}
         self.next_put_seq = 1
         self._slot_nbytes: dict[int, int] = {}
         self.dirty = DirtyRuns(self.table, self.tree, self._slot_nbytes, self.doomed)
         self._scored_s: dict[int, float] = {}  # run number -> when its scores were last brought up to date
-        self._giving_up = GivingUp(
-            self.table,
-            self.tree,
-            self.dram,
-            self.dirty,
-            self._slot_nbytes,
-            scored_s=self._scored_s,
-            lose=self._lose_all,
-        )
-        self._room = DramRoom(
-            self.table,
-            self.tree,
-            self.dram,
-            self.dirty,
-            self._slot_nbytes,
-            forget=self._giving_up.forget,
-            can_write=lambda: self.can_write,
-            owe=self._owe,
-            leave_gap=self._giving_up.leave_gap,
-        )
+        self._below = CopiesBelow(self.table, self.tree, self.dirty, self.dealing, self._slot_nbytes)
+        parts = self.table, self.tree, self.dram, self.dirty, self._slot_nbytes, self._below
+        self._giving_up = GivingUp(*parts, scored_s=self._scored_s)
+        self._room = DramRoom(*parts, self._giving_up)
 
     @property
     def space(self) -> SegmentSpace | None:
@@ -104,29 +77,12 @@ class Ledger:
 
     def may_store(self, key: bytes) -> bool:
         """Whether the tier below may be given the block of a key, on some volume; else it lives in DRAM alone."""
-        return not self.spaces or any(space.may_store(key) for space in self.spaces)
-
-    def _refused_by(self, space: SegmentSpace) -> Callable[[int], bool]:
-        """Which blocks do not go to this volume: those that failed there, and what another one has to write itself
-        before it can make room.
-        """
-        others = [one for one in self.spaces if one is not space and one.can_write]
-        if not others:
-            return lambda _: False
-        theirs = {block for one in others for block in one.first.tolist()}
-
-        def refused(block: int) -> bool:
-            if block in theirs:
-                return True
-            key = self.key_of(block)
-            return not space.may_store(key) and any(one.may_store(key) for one in others)
-
-        return refused
+        return self.dealing.may_store(key)
 
     @property
     def can_write(self) -> bool:
         """Whether some volume takes writes."""
-        return any(space.can_write for space in self.spaces)
+        return self.dealing.can_write
 
     # -- what there is -------------------------------------------------------------------------------------------------
 
@@ -174,7 +130,7 @@ class Ledger:
 
     def run_of(self, block: int) -> Run:
         """The run that a block belongs to."""
-        return self.tree.run(int(self.table.run[block]))
+        return self.tree.run_of(block)
 
     def geometry_of(self, block: int) -> Geometry:
         """Sizes of the record of a block."""
@@ -193,7 +149,7 @@ class Ledger:
         used_s = self.tree.used_s
         if self.spaces:
             ids = run.ids if len(steps) == 1 else np.concatenate([run.ids for run, _ in steps])
-            for space, some in self._by_space(ids):
+            for space, some in self._below.by_space(ids):
                 space.touch(self.table, some, used_s[self.table.run[some]], now_s)
         used_s[[run.number for run, _ in steps]] = now_s
         self.dram.policy.touch(run.number for run, _ in reversed(steps))
@@ -262,9 +218,7 @@ class Ledger:
         self._room.drop_for(ids)
 
     def evict_idle(self) -> None:
-        """Give up every slot whose block has a copy below and is neither used nor pinned (tests and benchmarks: a
-        cold DRAM tier).
-        """
+        """Give up every slot of an idle block that has a copy below; see `DramRoom.evict_idle`."""
         self._room.evict_idle()
 
     # -- put -----------------------------------------------------------------------------------------------------------
@@ -329,7 +283,7 @@ class Ledger:
     def filled(self, block: int, now_s: float) -> None:
         """A put has filled the slot: the block is ready, and has no copy below."""
         self.dram.ready(block)
-        self._owe(block, now_s)
+        self._below.owe(block, now_s)
 
     def undo(self, block: int) -> None:
         """A put or a read did not fill the slot after all: give it back. The caller still holds the block."""
@@ -342,65 +296,19 @@ class Ledger:
         """
         self.dram.ready(block)
         if self.table.segment[block] == NOWHERE:
-            self._owe(block, float(self.tree.used_s[self.table.run[block]]))
+            self._below.owe(block, float(self.tree.used_s[self.table.run[block]]))
 
     def lost(self, block: int, now_s: float, *, segment: int | None = None, page: int = NOWHERE) -> None:
-        """The SSD copy (if given: the one at that place; the block may have another by now) was found to be wrong or
-        gone. What hangs on the block stays: it may be stored again.
-        """
-        if self.table.segment[block] == NOWHERE:
-            return
-        if segment is not None and (self.table.segment[block] != segment or self.table.page[block] != page):
-            return
-        self._lose(block)
-        if self.table.state[block] == DramState.READY:
-            self._owe(block, now_s)
+        """A copy below was found to be wrong or gone; see `CopiesBelow.lost`."""
+        self._below.lost(block, now_s, segment=segment, page=page)
 
     def bar(self, block: int) -> None:
         """`may_store` says no of this block from now on: if it waits to be written, it does no longer."""
-        table = self.table
-        waits = table.state[block] == DramState.READY and table.segment[block] == NOWHERE and not table.spent[block]
-        if waits and not table.writing[block]:
-            run = self.run_of(block)
-            table.spent[block] = True
-            self.dirty.nbytes -= self._slot_nbytes[run.namespace]
-            self.dirty.settle(run)
-
-    def _owe(self, block: int, now_s: float) -> None:
-        """A block is ready and has no copy below: it is to be written, if it may."""
-        if self.may_store(self.key_of(block)):
-            self.dirty.add(block, now_s)
-        else:
-            self.table.spent[block] = True
+        self._below.bar(block)
 
     def spend(self, block: int) -> None:
-        """The SSD copy makes room for others. What DRAM holds stays there until that room is wanted, and is not written
-        again: else a tier above that is the larger one would have the tier below rewritten for ever.
-        """
-        self._lose(block)
-        self.table.spent[block] = self.table.state[block] == DramState.READY
-
-    def _lose(self, block: int) -> None:
-        ids = np.array([block], np.int32)
-        self._lose_all(ids, self._slot_nbytes[self.run_of(block).namespace])
-
-    def _lose_all(self, ids: Ids, record_nbytes: int) -> None:
-        for space, some in self._by_space(ids):
-            space.lose(self.table, some, record_nbytes, self.tree.used_s[self.table.run[some]])
-
-    def _by_space(self, ids: Ids) -> Iterator[tuple[SegmentSpace, Ids]]:
-        """The blocks of `ids` that have a copy below, by the volume that it is on."""
-        numbers = self.table.segment[ids]
-        here = numbers != NOWHERE
-        if not here.all():
-            ids, numbers = ids[here], numbers[here]
-        if len(self.spaces) == 1:
-            if len(ids):
-                yield self.spaces[0], ids
-            return
-        volumes = volumes_of(numbers)
-        for volume in np.unique(volumes).tolist():
-            yield self.spaces[volume], ids[volumes == volume]
+        """The copy below makes room for others; see `CopiesBelow.spend`."""
+        self._below.spend(block)
 
     # -- writing behind ------------------------------------------------------------------------------------------------
 
@@ -416,7 +324,7 @@ class Ledger:
         if space is None or not space.can_write:
             return None
         pressed = pressed or self.dirty.nbytes > self.writes.dirty_fraction * self.dram.nbytes
-        batch = self.dirty.choose(space, self.writes, now_s, pressed=pressed, refused=self._refused_by(space))
+        batch = self.dirty.choose(space, self.writes, now_s, pressed=pressed, refused=self.dealing.refused_by(space))
         if batch is not None:
             self.table.writing[batch.ids] = True
             self.hold(batch.ids)
@@ -424,13 +332,13 @@ class Ledger:
         return batch
 
     def needs_segment(self, space: SegmentSpace | None = None) -> bool:
-        """Whether dirty blocks wait and the open segment of `space` (None: of the only volume) could not take the next
-        of them, or there is none.
+        """Whether dirty blocks wait that `space` (None: the only volume) takes, and its open segment could not take the
+        next of them, or there is none.
         """
         space = space or self.space
         if space is None:
             return False
-        return space.open_is_full if space.open is not None else self.dirty.waits
+        return space.open_is_full if space.open is not None else self.dirty.wait_for(self.dealing.refused_by(space))
 
     def written(self, batch: WriteBatch) -> None:
         """A write has ended well: the copies count from now on."""
@@ -473,6 +381,12 @@ class Ledger:
         """If a block has no copy and nothing hangs on it: forget it."""
         if self.table.run[block] != NOWHERE:
             self._giving_up.tidy(block)
+
+    def end(self) -> None:
+        """DRAM goes: what it alone holds counts as dropped."""
+        table = self.table
+        alone = (table.state == DramState.READY) & (table.segment == NOWHERE) & (table.run != NOWHERE)
+        self._giving_up.dropped_blocks += int(np.count_nonzero(alone))
 
     @property
     def dropped_blocks(self) -> int:

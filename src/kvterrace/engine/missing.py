@@ -24,6 +24,8 @@ _log = logging.getLogger(__name__)
 #: How often all files are looked at, beside those that a read or write says are short. One that was removed while it is
 #: open goes on serving, but would not be there after a restart.
 _LOOK_S = 60.0
+#: A verdict for which the folder could not be read is put off this long.
+_AGAIN_S = 5.0
 _AT_REST = (SegmentState.OPEN, SegmentState.SEALING, SegmentState.SEALED)
 
 
@@ -51,6 +53,7 @@ class MissingFiles:
         self._files = volume.files
         self._space = volume.space
         self._looking: dict[int, list[Landing]] = {}  # segment -> reads that came short, waiting for the verdict
+        self._put_off: list[tuple[float, Segment, np.ndarray]] = []  # until when; as `_judge` takes them
         self._cut: dict[int, Segment] = {}  # takes no more writes, and is not sealed
         self._told: set[int] = set()
         self._next_look_s = core.clock.monotonic_s() + _LOOK_S
@@ -68,8 +71,19 @@ class MissingFiles:
             waiting += [short] if short is not None else []
             return
         self._looking[segment.number] = [short] if short is not None else []
-        ids = segment.live_ids(self._core.ledger.table)  # what is written while the folder is read is not in doubt
-        self._look(partial(self._judge, segment, ids))
+        # what is written while the folder is read is not in doubt
+        self._ask(segment, segment.live_ids(self._core.ledger.table))
+
+    def can_give_up(self, segment: Segment) -> bool:
+        """Whether `give_up` can be called of this segment: it is at rest, and is not going already."""
+        return segment.state in _AT_REST and segment.number not in self._cut
+
+    def give_up(self, segment: Segment) -> None:
+        """Nothing in `segment`, which `can_give_up`, counts any more, whatever is on the drive: it is removed once
+        nobody uses it. None of its tombstones may be needed any more.
+        """
+        self._shut(segment)
+        self._lose(segment.live_ids(self._core.ledger.table))
 
     def pump(self, now_s: float) -> None:
         """Look at all files if it is time; let go of those that hold nothing any more."""
@@ -82,6 +96,10 @@ class MissingFiles:
                 self._files.sealed(number)
                 if not segment.live_nbytes:
                     self._maker.remove(segment)
+        due = [one for one in self._put_off if now_s >= one[0]]
+        self._put_off = [one for one in self._put_off if now_s < one[0]]
+        for _, segment, ids in due:
+            self._ask(segment, ids)
         if now_s >= self._next_look_s:
             self._next_look_s = now_s + _LOOK_S
             used = {
@@ -89,16 +107,24 @@ class MissingFiles:
                 for number, one in self._space.segments.items()
                 if one.state in _AT_REST and not one.writers and one.live_nbytes
             }
-            self._look(partial(self._compare, used))
+            self._look(partial(self._compare, used), failed=lambda: None)
 
-    def _look(self, then: Callable[[dict[str, FileInfo]], None]) -> None:
+    def _ask(self, segment: Segment, ids: np.ndarray) -> None:
+        """What became of the blocks `ids` of `segment`?"""
+
+        def failed() -> None:
+            self._put_off.append((self._core.clock.monotonic_s() + _AGAIN_S, segment, ids))
+
+        self._look(partial(self._judge, segment, ids), failed)
+
+    def _look(self, then: Callable[[dict[str, FileInfo]], None], failed: Callable[[], object]) -> None:
         engine = self._engine
         self._looks += 1
 
         def on_listed(result: IoResult) -> None:
             self._looks -= 1
-            if result.crash is not None:  # nothing is known, and nothing is done
-                self._looking.clear()
+            if result.crash is not None:  # nothing is known
+                failed()
                 return
             found: Sequence[FileInfo] = result.value  # type: ignore[assignment] # what `list` returned
             then({info.name: info for info in found})
@@ -134,17 +160,11 @@ class MissingFiles:
         if info is not None and not len(gone) and not cut:
             return
         if segment.state in _AT_REST:
-            self._cut[number] = segment
-            self._maker.not_sealed.add(number)
-            if segment is self._space.open:
-                self._space.shut()
+            self._shut(segment)
             taken = 0 if info is None else max(info.nbytes, info.allocated_nbytes)
             segment.file_nbytes = min(segment.file_nbytes, taken)
         self._tombstones.again(segment)
-        now_s = self._core.clock.monotonic_s()
-        for block in gone[np.argsort(-table.page[gone])].tolist():
-            ledger.lost(block, now_s)
-            ledger.tidy(block)
+        self._lose(gone)
         if number not in self._told:
             self._told.add(number)
             what = "was removed" if info is None else f"was cut to {nbytes} B"
@@ -154,3 +174,15 @@ class MissingFiles:
                 what,
                 len(gone) + cut,
             )
+
+    def _shut(self, segment: Segment) -> None:
+        self._cut[segment.number] = segment
+        self._maker.not_sealed.add(segment.number)
+        if segment is self._space.open:
+            self._space.shut()
+
+    def _lose(self, ids: np.ndarray) -> None:
+        ledger, now_s = self._core.ledger, self._core.clock.monotonic_s()
+        for block in ids[np.argsort(-ledger.table.page[ids])].tolist():
+            ledger.lost(block, now_s)
+            ledger.tidy(block)

@@ -84,9 +84,10 @@ class Mover:
         self._active[transfer] = _Progress(0, transfer.submitted_s)
         if transfer.kind is TransferKind.PUT:
             self._filler.start(transfer)
+            self.pump()
         else:
             self._reader.start(transfer)
-        self.pump()
+            self.pump(writes=False)
 
     def handle(self, results: Iterable[IoResult]) -> None:
         """Take in what the engine has finished. An exception here is a bug: the store is marked as failed, never
@@ -100,8 +101,10 @@ class Mover:
             except Exception as error:  # noqa: BLE001 - the store must be marked as failed, whatever it was
                 self.fail(error)
 
-    def pump(self) -> None:
-        """Let everything go on that can: expire, retry what waits for room, write, seal, reclaim."""
+    def pump(self, *, writes: bool = True) -> None:
+        """Let everything go on that can: expire, retry what waits for room, write, seal, reclaim. Without `writes` the
+        last three only if somebody waits for room.
+        """
         try:
             if self.fault is not None:
                 self._reap()
@@ -110,8 +113,9 @@ class Mover:
             self._expire(now_s)
             self._reader.pump(now_s)
             self._filler.pump(now_s)
-            if self.writers is not None:
-                self.writers.pump(now_s, pressed=bool(self._filler.waiting or self._reader.waiting))
+            pressed = bool(self._filler.waiting or self._reader.waiting)
+            if self.writers is not None and (writes or pressed):
+                self.writers.pump(now_s, pressed=pressed)
             self._reap()
         except Exception as error:  # noqa: BLE001 - as above
             self.fail(error)

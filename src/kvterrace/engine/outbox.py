@@ -18,6 +18,7 @@ class Outbox:
         self._requests.setdefault(id(engine), (engine, []))[1].append(request)
 
     def send(self) -> None:
-        """Submit what was added."""
-        for engine, requests in self._requests.values():
-            engine.submit(requests)
+        """Submit what was added since the last time."""
+        requests, self._requests = self._requests, {}
+        for engine, some in requests.values():
+            engine.submit(some)

@@ -11,7 +11,9 @@ _AT_ONCE_NBYTES = 16 << 20
 
 
 class HeldBack:
-    """The line of one drive. Used under the store's lock."""
+    """The line of one drive. Used under the store's lock. What waits in it counts as a reader of its segment: the file
+    stays open. Who takes it out lets go of that once it counts as one that is under way.
+    """
 
     def __init__(self) -> None:
         self._waiting: dict[int, Landing] = {}  # by block, in the order they go
@@ -20,7 +22,9 @@ class HeldBack:
     def add(self, landings: list[Landing]) -> None:
         """Put reads in line, in order of their places."""
         landings.sort(key=lambda one: (one.segment.number, one.offset))
-        self._waiting.update((one.want.block, one) for one in landings)
+        for one in landings:
+            one.segment.readers += 1
+            self._waiting[one.want.block] = one
 
     def due(self) -> list[Landing]:
         """Reads that may go now, while few enough are under way; they count as such from now on."""

@@ -15,27 +15,32 @@ import numpy as np
 from kvterrace.buffers import Bytes
 from kvterrace.engine.blocks import NOWHERE, DramState, Ids
 from kvterrace.engine.core import Core, OnResult
-from kvterrace.engine.landing import Copy, Landing, Want, copy_ended, copying, read_ended, reading, wanted_nbytes
+from kvterrace.engine.landing import (
+    Copy,
+    Landing,
+    Want,
+    copy_ended,
+    copying,
+    wanted_nbytes,
+)
 from kvterrace.engine.layers import LayerReads
 from kvterrace.engine.outbox import Outbox
-from kvterrace.engine.prefetching import HeldBack
+from kvterrace.engine.record_reads import RecordReads, stopped
 from kvterrace.engine.space import Segment, SegmentState
 from kvterrace.engine.transfers import Transfer, TransferKind
-from kvterrace.engine.volume import Volume
 from kvterrace.engine.waiting import Line
 from kvterrace.format.record import PAGE_NBYTES
-from kvterrace.health.breaker import Fault, fault_of
 from kvterrace.io.base import IoClass, IoKind, IoRequest, IoResult
-from kvterrace.types import Busy, DeviceFailed, GetOutcome, Hit, Miss, Tier
+from kvterrace.types import Busy, Expired, GetOutcome, Hit, Miss, Tier
 
 __all__ = ["Reader"]
 
 _log = logging.getLogger(__name__)
 
-#: Reads that lie one behind the other are merged up to this size: 4 MiB of payload, and its headers.
-_MERGE_NBYTES = (4 << 20) + (64 << 10)
 #: Blocks that one call on a worker thread copies.
 _COPY_BLOCKS = 8
+#: Blocks to copy, and at least as many to read, that are handed over together; more are looked at while these move.
+_COPIES_AT_ONCE, _READS_AT_ONCE = 4 * _COPY_BLOCKS, 24
 #: Wants that are first tried for slots at once; twice as many each time that all of them got one. So one round looks at
 #: few more than it can serve, however many wait.
 _FIRST_WANTS = 8
@@ -52,13 +57,12 @@ class Reader:
         self._busy_after_s = busy_after_s
         self._waiting = (Line(), Line())  # demand, prefetch: no slot yet
         self._shared: dict[int, list[Want]] = {}  # block being read -> who else wants it
-        self._held_back = tuple(HeldBack() for _ in core.volumes)
+        self._records = RecordReads(core, self._landed, expired=self._expired, time_left=self._time_left)
         #: By volume: told of a segment whose file a read says is gone or cut, and of that read.
         self.suspects: dict[int, Callable[[Segment, Landing], None]] = {}
         self._layers = LayerReads(
             core,
             landing=self._landing,
-            stopped=_stopped,
             discard=self._discard,
             answer=self._answer,
         )
@@ -81,9 +85,14 @@ class Reader:
         if transfer.kind is TransferKind.GET:
             ledger.dram.used(mine)
         copies: list[Want] = []
-        for index, (block, alive) in enumerate(zip(mine.tolist(), wanted.tolist(), strict=True), transfer.start):
+        table = ledger.table  # of blocks that are held, nothing in it changes before the next result is taken in
+        columns = (one.tolist() for one in (mine, wanted, table.state[mine], table.segment[mine]))
+        for index, (block, alive, state, segment) in enumerate(zip(*columns, strict=True), transfer.start):
             if alive:
-                self._route(Want(transfer, index, block), copies)
+                self._send(Want(transfer, index, block), state, segment, copies)
+                if len(copies) == _COPIES_AT_ONCE:
+                    self._copy(copies, Tier.DRAM)
+                    copies = []
             else:
                 transfer.settle(index, Miss())
         for index in range(max(transfer.start, len(ids)), transfer.stop):
@@ -135,14 +144,15 @@ class Reader:
                         one, *others = queue.pop()
                         landings.append(self._landing(one, self._core.slot(one.block)))
                         self._shared[one.block] = others
+                    if io_class is IoClass.DEMAND and len(landings) >= _READS_AT_ONCE:
+                        landings = self._records.send(landings, io_class, outbox, more_to_come=True)
+                        outbox.send()
                     if got < len(batch):
                         break
             if io_class is IoClass.PREFETCH:
-                self._hold_back(landings)
-                for held_back in self._held_back:
-                    self._merge(held_back.due(), IoClass.PREFETCH, outbox)
+                self._records.prefetch(landings, outbox)
             else:
-                self._merge(landings, io_class, outbox)
+                self._records.send(landings, io_class, outbox)
             self._copy(copies, Tier.DRAM)
             outbox.send()
             while queue and (io_class is IoClass.PREFETCH or now_s - queue.since_s >= self._busy_after_s):
@@ -174,37 +184,24 @@ class Reader:
     def _slotless(self, queue: Line, limit: int) -> list[Want]:
         """The first wants for the blocks at the head of `queue`, up to `limit`, that all need a slot of one size."""
         core, table = self._core, self._core.ledger.table
-        batch: list[Want] = []
-        first = next(iter(queue))
-        namespace, asked_for = core.entry_of(first.block), _is_asked_for(first.transfer)
-        for want in islice(queue, limit):
-            if (
-                want.transfer.layers is not None
-                or not want.transfer.is_open(want.index)
-                or table.state[want.block] != _EMPTY
-                or self._is_gone(want)
-                or core.entry_of(want.block) is not namespace
-                or _is_asked_for(want.transfer) is not asked_for
-            ):
-                break
-            batch.append(want)
-        return batch
-
-    def _hold_back(self, landings: list[Landing]) -> None:
-        for volume, held_back in zip(self._core.volumes, self._held_back, strict=True):
-            held_back.add([one for one in landings if one.volume is volume])
-
-    def _held_back_of(self, one: Landing) -> HeldBack:
-        return self._held_back[one.volume.number]
-
-    def _promote(self, block: int) -> None:
-        """Somebody waits for a block whose read was held back: it goes now."""
-        outbox = Outbox()
-        for held_back in self._held_back:
-            one = held_back.take(block)
-            if one is not None:
-                self._merge([one], IoClass.DEMAND, outbox)
-        outbox.send()
+        wants = list(islice(queue, limit))
+        ids = np.array([want.block for want in wants], np.int32)
+        fit = (table.state[ids] == _EMPTY) & (table.segment[ids] != NOWHERE)
+        runs = table.run[ids].tolist()
+        run, transfer = runs[0], wants[0].transfer
+        namespace, asked_for = core.entry_of(wants[0].block), _is_asked_for(transfer)
+        for count, (want, fits, its_run) in enumerate(zip(wants, fit.tolist(), runs, strict=True)):
+            if not fits or not want.transfer.is_open(want.index):
+                return wants[:count]
+            if its_run != run:
+                if core.entry_of(want.block) is not namespace:
+                    return wants[:count]
+                run = its_run
+            if want.transfer is not transfer:
+                transfer = want.transfer
+                if transfer.layers is not None or _is_asked_for(transfer) is not asked_for:
+                    return wants[:count]
+        return wants
 
     def _is_gone(self, want: Want) -> bool:
         return int(self._core.ledger.table.segment[want.block]) == NOWHERE
@@ -212,8 +209,10 @@ class Reader:
     def _route(self, want: Want, copies: list[Want]) -> None:
         """Send a held want where its block is at this moment."""
         table = self._core.ledger.table
+        self._send(want, int(table.state[want.block]), int(table.segment[want.block]), copies)
+
+    def _send(self, want: Want, state: int, segment: int, copies: list[Want]) -> None:
         prefetch = want.transfer.kind is TransferKind.PREFETCH
-        state = int(table.state[want.block])
         if state == _READY:
             if prefetch:
                 self._expect([want])
@@ -223,15 +222,15 @@ class Reader:
         elif state == _READING:
             self._shared[want.block].append(want)
             if not prefetch:
-                self._promote(want.block)
-        elif state != _EMPTY or self._is_gone(want):  # a put is filling it, or it has no copy
+                self._records.promote(want.block)
+        elif state != _EMPTY or segment == NOWHERE:  # a put is filling it, or it has no copy
             self._answer(want, Miss())
         else:
-            volume = self._core.volume_of(int(table.segment[want.block]))
+            volume = self._core.volume_of(segment)
             if volume.gate.is_open:
                 self._waiting[prefetch].add(want)
             else:
-                self._answer(want, _stopped(volume))
+                self._answer(want, stopped(volume))
 
     # -- from DRAM -----------------------------------------------------------------------------------------------------
 
@@ -282,76 +281,24 @@ class Reader:
             segment.state is SegmentState.GROWING,
         )
 
-    def _merge(self, landings: list[Landing], io_class: IoClass, outbox: Outbox) -> None:
-        """Send one request for each stretch of records that lie one behind the other in a segment."""
-        landings.sort(key=lambda one: (one.segment.number, one.offset))
-        groups: list[list[Landing]] = []
-        nbytes = end = 0
-        for one in landings:
-            last = groups[-1][-1] if groups else None
-            joins = last is not None and last.nonce == one.nonce and end == one.offset
-            if joins and nbytes + one.memory.nbytes <= _MERGE_NBYTES:
-                groups[-1].append(one)
-                nbytes += one.memory.nbytes
-            else:
-                groups.append([one])
-                nbytes = one.memory.nbytes
-            end = one.offset + one.memory.nbytes
-        for group in groups:
-            self._read(group, io_class, outbox)
+    def _time_left(self, group: list[Landing]) -> float | None:
+        """Seconds until nobody waits for any of these any more; None if somebody waits without a deadline."""
+        ends_s = [want.transfer.deadline_s for one in group for want in (one.want, *self._shared[one.want.block])]
+        if any(end_s is None for end_s in ends_s):
+            return None
+        return max(0.0, max(end_s or 0.0 for end_s in ends_s) - self._core.clock.monotonic_s())
 
-    def _read(self, group: list[Landing], io_class: IoClass, outbox: Outbox) -> None:
-        core, volume, segment = self._core, group[0].volume, group[0].segment
-        core.stats.ssd_read_requests += 1
-        segment.readers += 1
-        request = IoRequest(
-            IoKind.READ,
-            io_class,
-            volume.files.file(segment.number),
-            group[0].offset,
-            [one.memory for one in group],
-            finish=reading(group),
-        )
-        engine = volume.engine
-        if not volume.gate.admit(request):
-            request = IoRequest(IoKind.CALL, io_class)  # answered as any read is, but the drive is not asked
-            engine = core.engine
-        request.tag = self._on_read(group, io_class)
-        outbox.add(engine, request)
+    def _expired(self, one: Landing) -> None:
+        """The engine gave a read up at its deadline. Who came for the block since then has it read again."""
+        block = one.want.block
+        self._core.ledger.undo(block)
+        others = self._shared.pop(block)
+        for want in others:
+            self._route(want, [])
+        self._answer(one.want, Expired())
 
-    def _on_read(self, group: list[Landing], io_class: IoClass) -> OnResult:
-        def on_result(result: IoResult) -> None:
-            volume, held_back = group[0].volume, self._held_back_of(group[0])
-            group[0].segment.readers -= 1
-            asked = result.request.kind is IoKind.READ
-            if asked:
-                volume.gate.ended(result)
-            self._core.stats.ssd_read_nbytes += result.nbytes
-            outbox = Outbox()
-            for one in group:
-                if io_class is IoClass.PREFETCH:
-                    held_back.ended(one)
-                if asked:
-                    read_ended(one, result)
-                else:
-                    one.verdict, one.outcome = None, _stopped(volume)
-                if asked and isinstance(one.outcome, DeviceFailed) and len(group) > 1:
-                    # one bad place must not cost the blocks beside it: each is read by itself before it is given up
-                    one.outcome = None
-                    one.missing = False
-                    one.memory[:PAGE_NBYTES] = 0
-                    if io_class is IoClass.PREFETCH:
-                        held_back.started(one)
-                    self._read([one], io_class, outbox)
-                    continue
-                self._landed(one, condemned=asked and (one.missing or fault_of(result.error) is Fault.MEDIA))
-            self._merge(held_back.due(), IoClass.PREFETCH, outbox)
-            outbox.send()
-
-        return on_result
-
-    def _landed(self, one: Landing, *, condemned: bool) -> None:
-        """A read has ended. `condemned`: if it did not bring the block, the place is to blame, not the drive."""
+    def _landed(self, one: Landing, *, lost: bool) -> None:
+        """A read has ended. `lost`: it did not bring the block, and will not the next time."""
         core, ledger, block = self._core, self._core.ledger, one.want.block
         outcome = one.outcome
         assert outcome is not None, "a read ended without a verdict"
@@ -367,7 +314,7 @@ class Reader:
                 self._route(want, copies)
             self._copy(copies, Tier.SSD)
             return
-        if condemned and (one.missing or not isinstance(outcome, Miss)):  # else it was half-written: to be read again
+        if lost:
             self._discard(one, outcome)
         ledger.undo(block)
         for want in (one.want, *others):
@@ -412,7 +359,3 @@ class Reader:
 def _is_asked_for(transfer: Transfer) -> bool:
     """Whether this is a caller's prefetch, not one of the store's own."""
     return transfer.kind is TransferKind.PREFETCH and transfer.chain is not None
-
-
-def _stopped(volume: Volume) -> DeviceFailed:
-    return DeviceFailed(str(volume.files.folder), "reads of this drive are stopped for a while")

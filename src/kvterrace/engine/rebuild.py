@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from kvterrace.engine.blocks import NOWHERE
+from kvterrace.engine.blocks import NOWHERE, Geometry
 from kvterrace.engine.core import UNSIZED, Core, NamespaceEntry
-from kvterrace.engine.ledger import Geometry
 from kvterrace.engine.resuming import choose_resumed
 from kvterrace.engine.space import Segment, SegmentState
 from kvterrace.format.record import PAGE_NBYTES, RecordKind, part_table
@@ -64,7 +63,7 @@ def rebuild(core: Core, found: Sequence[RecoveredSegment], now_s: float) -> int:
     if any(one.contents is None or not one.readable for one in found):
         ledger.next_put_seq += _UNKNOWN_PUTS
     live = live_entries(contents)
-    _enter_namespaces(core, live)
+    _enter_namespaces(core, live, contents)
     for space in ledger.spaces:
         choose_resumed(core, [one for one in found if ledger.space_of(one.number) is space])
     if not len(live.entries):
@@ -119,9 +118,9 @@ def _tombstones(contents: SegmentContents) -> list[tuple[bytes, bytes, int]]:
     ]
 
 
-def _enter_namespaces(core: Core, live: LiveEntries) -> None:
+def _enter_namespaces(core: Core, live: LiveEntries, contents: Sequence[SegmentContents]) -> None:
     """Enter every namespace with the sizes of its records; the layout itself comes with the first chain that names
-    it.
+    it. One without live blocks may have tombstones, which bear its epoch when they are written again.
     """
     present, firsts = np.unique(live.entries["namespace"], return_index=True)
     first = dict(zip(present.tolist(), firsts.tolist(), strict=True))
@@ -131,8 +130,17 @@ def _enter_namespaces(core: Core, live: LiveEntries) -> None:
             geometry = Geometry(int(row["header_nbytes"]), int(row["payload_nbytes"]))
             entry = NamespaceEntry(digest, int(row["epoch"]), geometry, part_table((geometry.payload_nbytes,)), None)
         else:
-            entry = NamespaceEntry(digest, 0, UNSIZED, part_table((PAGE_NBYTES,)), None)
+            entry = NamespaceEntry(digest, _epoch_of(digest, contents), UNSIZED, part_table((PAGE_NBYTES,)), None)
         core.enter_namespace(entry)
+
+
+def _epoch_of(digest: bytes, contents: Sequence[SegmentContents]) -> int:
+    for one in contents:
+        if digest in one.namespaces:
+            epochs = one.entries["epoch"][one.entries["namespace"] == one.namespaces.index(digest)]
+            if len(epochs):
+                return int(epochs[0])
+    return 0
 
 
 def _runs(entries: npt.NDArray[np.void]) -> tuple[Rows, Rows, Rows]:

@@ -20,7 +20,7 @@ from kvterrace.engine.tree import Run
 from kvterrace.format.record import tombstone_nbytes_for
 from kvterrace.format.segment import TOMBSTONE_DTYPE
 
-__all__ = ["CARRY_SHARE", "choose", "fitting", "give_up", "holds_up", "take_back"]
+__all__ = ["CARRY_SHARE", "choose", "fitting", "give_up", "holds_up", "take_back", "tombstones_nbytes"]
 
 #: At most this share of a segment's records survives it (more would wear the drive for little room), and all active KV.
 CARRY_SHARE = 0.25
@@ -127,9 +127,13 @@ def _is_mostly_tombstones(space: SegmentSpace, segment: Segment) -> bool:
     """
     if not segment.tombstones or segment.number == space.oldest:
         return False
+    return tombstones_nbytes(segment) > _KEPT_SHARE * segment.file_nbytes
+
+
+def tombstones_nbytes(segment: Segment) -> int:
+    """What the tombstones of `segment` take of it."""
     records = Counter((namespace, put_seq) for namespace, _, put_seq in segment.tombstones)
-    nbytes = len(segment.tombstones) * TOMBSTONE_DTYPE.itemsize + sum(map(tombstone_nbytes_for, records.values()))
-    return nbytes > _KEPT_SHARE * segment.file_nbytes
+    return len(segment.tombstones) * TOMBSTONE_DTYPE.itemsize + sum(map(tombstone_nbytes_for, records.values()))
 
 
 def _survivors(ledger: Ledger, segment: Segment, ids: Ids) -> Ids:

@@ -23,6 +23,10 @@ __all__ = ["Reclaimer"]
 
 #: Where every segment is in use, this long until they are looked at again.
 _RECLAIM_AGAIN_S = 0.02
+#: Where room is wanted and no segment was reclaimed for this long, one that could not be read at open makes room.
+_IN_VAIN_S = 10.0
+#: Who wants room asks for it at least this often.
+_ASKED_S = 1.0
 #: Where a read of what must not be lost has failed, this long until the next try.
 _AFTER_FAILURE_S = 5.0
 #: Reclaims called off in a row because DRAM had no room for what must not be lost, until the blocks in DRAM that are
@@ -72,6 +76,7 @@ class Reclaimer:
         self._carried: Ids = np.zeros(0, np.int32)
         self._anew_until_s = 0.0
         self._reclaim_again_s = 0.0
+        self._asked_s = self._in_vain_s = float("-inf")  # room was last asked for; since when it is, all in vain
         self._closing = False
 
     @property
@@ -104,8 +109,16 @@ class Reclaimer:
 
     def start(self, now_s: float) -> None:
         """Begin to make room for one more segment, unless that is under way, or cannot be for now."""
-        if self._closing or self._reclaiming is not None:
+        if self._closing:
             return
+        if now_s - self._asked_s > _ASKED_S:
+            self._in_vain_s = now_s
+        self._asked_s = now_s
+        if self._reclaiming is not None:
+            return
+        if now_s - self._in_vain_s >= _IN_VAIN_S and self._volume.gate.is_open:
+            self._in_vain_s = now_s
+            self._maker.give_up_unread("nothing else makes room")
         if self._maker.sealing or self._space.in_state(SegmentState.SEALING):
             return
         if now_s < self._reclaim_again_s:
@@ -233,6 +246,7 @@ class Reclaimer:
 
     def _finish(self, segment: Segment, now_s: float) -> None:
         if self._written_anew(now_s):
+            self._in_vain_s = now_s
             self._end()
             self._maker.remove(segment)
 
@@ -256,7 +270,8 @@ class Reclaimer:
                 reclaim.take_back(ledger, segment, ids[waits], pages[waits])
                 self._call_off(segment)
                 return False
-            return self._given_up_waiting(now_s, here=not writing.all() or self._writes_here)
+            ours = any(ledger.dealing.takes(self._space, block) for block in ids[waits][~writing].tolist())
+            return self._given_up_waiting(now_s, here=ours or self._writes_here)
         if self._anew_syncs is None:
             own = self._core.volume_of(segment.number).number
             copies = table.segment[ids][table.segment[ids] != NOWHERE].tolist()
@@ -309,9 +324,9 @@ class Reclaimer:
 
     def _kills_stuck_alone(self, segment: Segment) -> bool:
         """Whether what its tombstones kill can only be in segments that cannot be read. These keep their share of the
-        capacity until the store is opened anew; where nothing else is older, and nothing is left to write to, all would
-        stand still. The tombstones are owed meanwhile: a crash before they are written again could bring back what is
-        in such a segment, if that can be read then.
+        capacity for a while; where nothing else is older, and nothing is left to write to, all would stand still. The
+        tombstones are owed meanwhile: a crash before they are written again could bring back what is in such a segment,
+        if that can be read then.
         """
         older = (one for number, one in self._space.segments.items() if number < segment.number)
         return all(one.state is SegmentState.STUCK for one in older)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 import numpy as np
 
+from kvterrace.engine.below import CopiesBelow
 from kvterrace.engine.blocks import NOWHERE, BlockTable, DramState, Ids
 from kvterrace.engine.dirty import DirtyRuns
 from kvterrace.engine.dram import DramSpace
+from kvterrace.engine.giving_up import GivingUp
 from kvterrace.engine.tree import Run, RunTree
 from kvterrace.format.record import PAGE_NBYTES
 
@@ -25,29 +27,17 @@ class DramRoom:
         dram: DramSpace,
         dirty: DirtyRuns,
         slot_nbytes: dict[int, int],
-        *,
-        forget: Callable[[int], None],
-        can_write: Callable[[], bool],
-        owe: Callable[[int, float], None],
-        leave_gap: Callable[[int], None],
+        below: CopiesBelow,
+        giving_up: GivingUp,
     ) -> None:
-        """
-        Args:
-            slot_nbytes: size of a slot by namespace.
-            forget: gives up a block and all that hangs on it.
-            can_write: whether the tier below takes blocks.
-            leave_gap: gives up a block, and nothing that hangs on it.
-            owe: has a block written, if the tier below may be given it; else leaves it `spent`.
-        """
+        """`slot_nbytes`: size of a slot by namespace."""
         self._table = table
         self._tree = tree
         self._dram = dram
         self._dirty = dirty
         self._slot_nbytes = slot_nbytes
-        self._forget = forget
-        self._can_write = can_write
-        self._owe = owe
-        self._leave_gap = leave_gap
+        self._below = below
+        self._giving_up = giving_up
 
     def reserve_all(self, ids: Ids, state: DramState, *, last_copies: bool, awaited: bool) -> int:
         """Give blocks of one namespace slots, in order, as many as there is room for; returns how many.
@@ -64,8 +54,8 @@ class DramRoom:
             while run is not None and run.number not in keep:
                 keep.add(run.number)
                 run = run.parent
-        nbytes = self._slot_nbytes[self._run_of(int(ids[0])).namespace]
-        droppable = last_copies and not self._can_write()
+        nbytes = self._slot_nbytes[self._tree.run_of(int(ids[0])).namespace]
+        droppable = last_copies and not self._below.dealing.can_write
         offsets = self._extents(nbytes, len(ids), droppable=droppable, awaited=awaited, keep=keep)
         self._dram.take(ids[: len(offsets)], offsets, state)
         return len(offsets)
@@ -74,8 +64,8 @@ class DramRoom:
         """Free room for slots of `ids`, of one namespace, at the cost of the blocks that are worth least, whether or
         not these have a copy below; of none that `ids` hang on.
         """
-        keep = {run.number for block in ids.tolist() for run in self._tree.lineage(self._run_of(block))}
-        nbytes = self._slot_nbytes[self._run_of(int(ids[0])).namespace]
+        keep = {run.number for block in ids.tolist() for run in self._tree.lineage(self._tree.run_of(block))}
+        nbytes = self._slot_nbytes[self._tree.run_of(int(ids[0])).namespace]
         for offset in self._extents(nbytes, len(ids), droppable=True, keep=keep):
             self._dram.allocator.free(offset)
 
@@ -84,7 +74,7 @@ class DramRoom:
 
         `last_copies`: where nothing can be written, blocks without one are given up, too, except in the runs `keep`.
         """
-        return self._extents(nbytes, count, droppable=last_copies and not self._can_write(), keep=keep)
+        return self._extents(nbytes, count, droppable=last_copies and not self._below.dealing.can_write, keep=keep)
 
     def _extents(
         self, nbytes: int, count: int, *, droppable: bool, keep: Collection[int], awaited: bool = True
@@ -131,14 +121,14 @@ class DramRoom:
         if table.segment[block] != NOWHERE or table.spent[block]:
             self._evict(block)
             return
-        run = self._run_of(block)
+        run = self._tree.run_of(block)
         nbytes -= self._slot_nbytes[run.namespace]
         while victims and nbytes > 0 and table.run[victims[-1]] == run.number:
             if table.segment[victims[-1]] != NOWHERE or table.spent[victims[-1]]:
                 break
             block = victims.pop()
             nbytes -= self._slot_nbytes[run.namespace]
-        self._forget(block)  # the first of them in the chain: the others hang on it
+        self._giving_up.forget(block)  # the first of them in the chain: the others hang on it
 
     def _evict(self, block: int) -> None:
         if self._table.segment[block] != NOWHERE:
@@ -146,15 +136,15 @@ class DramRoom:
             return
         if self._table.spent[block] and self._holds_up(block):
             self._table.spent[block] = False
-            self._owe(block, float(self._tree.used_s[self._table.run[block]]))  # written after all
+            self._below.owe(block, float(self._tree.used_s[self._table.run[block]]))  # written after all
             if self._table.spent[block]:  # it may not be: what hangs on it waits for it to be put again
-                self._leave_gap(block)
+                self._giving_up.leave_gap(block)
             return
-        self._forget(block)
+        self._giving_up.forget(block)
 
     def _holds_up(self, block: int) -> bool:
         """Whether a block that is still wanted hangs on this one."""
-        table, run = self._table, self._run_of(block)
+        table, run = self._table, self._tree.run_of(block)
         at = int(np.flatnonzero(run.ids == block)[0])
         ids = np.concatenate([run.ids[at + 1 :], *(child.ids for child in self._tree.below(run))])
         there = (table.slot[ids] != NOWHERE) | (table.segment[ids] != NOWHERE)
@@ -167,6 +157,3 @@ class DramRoom:
         for block in self._dram.victims(self._dram.nbytes + PAGE_NBYTES, self._slot_nbytes, droppable=False).tolist():
             if self._table.state[block] == DramState.READY:  # not gone together with one that it hung on
                 self._evict(block)
-
-    def _run_of(self, block: int) -> Run:
-        return self._tree.run(int(self._table.run[block]))

@@ -38,7 +38,10 @@ class SegmentMaker:
         self._ends: dict[int, int] = {}  # of those, what their file is cut to
         self._steps: set[int] = set()  # segments of which a step is under way
         self._removing = 0
-        self._to_remove: list[int] = []  # STUCK; those found so at open are not among them: nothing is known of these
+        self._to_remove: list[int] = []  # to be tried again: STUCK. Those found so at open are not among them
+        #: Segments that could not be read at open, and are still here.
+        self.unread = {one.number for one in self._space.in_state(SegmentState.STUCK)} - self._files.foreign
+        self._leaving: int | None = None  # the last of these that was given up
         self._remove_again_s = float("-inf")
         #: Segments that are not to be sealed: their records are not what a footer would say.
         self.not_sealed: set[int] = set()
@@ -193,6 +196,22 @@ class SegmentMaker:
         self.not_sealed.discard(number)
         self._syncing.forget(number)
         self._unlink(segment)
+
+    def give_up_unread(self, why: str) -> None:
+        """Remove the oldest segment that could not be read at open, if there is one. Its blocks, and its invalidations,
+        are lost to this process anyway; now they are for good.
+
+        One after the other, and each durably before the next: a younger one may hold the tombstones of what is in an
+        older, which nobody knows.
+        """
+        if not self.unread or self._leaving in self._space.segments:
+            return
+        number = self._leaving = min(self.unread)
+        self.unread.discard(number)
+        _log.warning(
+            "%s could not be read when the store was opened, and is removed: %s", self._files.path(number), why
+        )
+        self.remove(self._space.segments[number])
 
     def _unlink(self, segment: Segment) -> None:
         number = segment.number

@@ -47,7 +47,7 @@ class SharedLedger(Ledger):
             run = self.run_of(block)
             alone = table.state[block] == DramState.READY and table.segment[block] == NOWHERE and not table.spent[block]
             if table.segment[block] != NOWHERE:
-                self._lose(block)
+                self._below.lose(block)
             table.page[block], table.put_seq[block] = page, put_seq
             table.spent[block] = False
             nbytes[segment] += self._slot_nbytes[run.namespace]

@@ -14,8 +14,6 @@ from kvterrace.engine.volume import Volume
 from kvterrace.engine.write_gate import WriteGate
 from kvterrace.format.record import (
     PAGE_NBYTES,
-    RecordHeader,
-    decode_header,
     encode_tombstone,
     pad_to_page,
     place,
@@ -47,6 +45,12 @@ class Tombstones:
         self._burying: dict[int, int] = {}  # put-sequence -> tombstone records of it in flight
         #: Writes in flight.
         self.writes = 0
+        #: Records written since the store was opened.
+        self.written = 0
+
+    def __len__(self) -> int:
+        """Keys that are to be written and are not being written yet."""
+        return len(self._waiting)
 
     @property
     def wait(self) -> bool:
@@ -82,6 +86,12 @@ class Tombstones:
         others = [one for one in self._waiting if one not in self._moving]
         self._waiting = [*dict.fromkeys(segment.tombstones), *others]
 
+    def drop(self) -> int:
+        """Forget what waits, but for what `move` was told of; the lowest put-sequence number. Some must wait."""
+        oldest = min(put_seq for _, _, put_seq in self._waiting)
+        self._waiting = [one for one in self._waiting if one in self._moving]
+        return oldest
+
     def move_no_more(self) -> None:
         """What `move` was told of, and is not written, waits as all others do."""
         self._moving = set()
@@ -107,7 +117,7 @@ class Tombstones:
         # not from the arena: what fills that may have to wait for these to be written
         memory = _aligned(nbytes)
         keys = b"".join(key for _, key, _ in some)
-        encode_tombstone(
+        header = encode_tombstone(
             keys,
             memory,
             put_seq=put_seq,
@@ -118,8 +128,6 @@ class Tombstones:
         offset = self._space.place(segment, nbytes, core.numbers[digest])
         segment.reserved_nbytes += rows_nbytes
         place(memory, self._files.nonce(segment.number), offset)
-        header = decode_header(memory)
-        assert isinstance(header, RecordHeader)
         del self._waiting[: len(some)]
         self._burying[put_seq] = self._burying.get(put_seq, 0) + 1
         segment.writers += 1
@@ -133,9 +141,14 @@ class Tombstones:
                 del self._burying[put_seq]
             core.stats.ssd_written_nbytes += result.nbytes
             if result.complete:
-                self._files.footers[segment.number].add(header, tombstone_keys=keys)
+                self._files.footers[segment.number].add(header, offset, keys)
                 segment.tombstones.extend(some)
-                self._moving.difference_update(some)
+                self.written += 1
+                moved = self._moving.intersection(some)
+                if moved:
+                    self._moving -= moved
+                    # in flight when `move` was told of them: they need not be written once more
+                    self._waiting = [one for one in self._waiting if one not in moved]
                 self._on_written(segment)
             else:
                 again = [one for one in some if one in self._moving]

@@ -102,6 +102,10 @@ class RunTree:
         assert run is not None, f"run {number} does not exist"
         return run
 
+    def run_of(self, block: int) -> Run:
+        """The run that a block belongs to."""
+        return self.run(int(self.table.run[block]))
+
     def name(self, namespace: int, digest: bytes) -> None:
         """Chains of the namespace with this digest are those of runs with this number."""
         self._named[digest] = self._heads.setdefault(namespace, {})

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from kvterrace.engine.blocks import DramState
 from kvterrace.engine.core import Core
 from kvterrace.engine.dirty import WriteBatch
+from kvterrace.engine.emptying import Emptying
 from kvterrace.engine.missing import MissingFiles
 from kvterrace.engine.reader import Reader
 from kvterrace.engine.reclaimer import Reclaimer
@@ -17,7 +18,8 @@ from kvterrace.engine.syncing import Syncing
 from kvterrace.engine.tombstones import Tombstones
 from kvterrace.engine.volume import Volume
 from kvterrace.engine.write_gate import WriteGate
-from kvterrace.format.record import RecordHeader, decode_header, place
+from kvterrace.format.record import place
+from kvterrace.format.segment import footer_row
 from kvterrace.io.base import IoClass, IoKind, IoRequest, IoResult
 
 __all__ = ["Writer"]
@@ -52,6 +54,7 @@ class Writer:
             core, volume, reader, self._maker, self._syncing, self._tombstones, sync_volumes=sync_volumes
         )
         self._missing = MissingFiles(core, volume, self._maker, self._tombstones, reader.condemn)
+        self._emptying = Emptying(core, volume, self._maker, self._tombstones, self._missing)
         reader.suspects[volume.number] = self._missing.suspect
 
     # -- what is asked of it -------------------------------------------------------------------------------------------
@@ -65,18 +68,19 @@ class Writer:
 
     def owes(self, put_seq: int) -> bool:
         """Whether an invalidation from before the put-sequence number `put_seq` is still to be written here."""
-        return self._tombstones.owes(put_seq)
+        return self._tombstones.owes(put_seq) or self._emptying.owes(put_seq)
+
+    def is_stuck(self, put_seq: int) -> bool:
+        """Whether something is owed, as `owes` says, and nothing can be done about it for now."""
+        if self._tombstones.owes(put_seq) and not self._space.can_write:
+            return True
+        return self._emptying.owes(put_seq) and self._emptying.is_stuck
 
     def sync(self, on_end: Callable[[bool], None]) -> int:
         """Make durable what was written up to now; `on_end` is called as often as the number returned says, each time
         with whether that went well.
         """
         return self._syncing.sync(on_end)
-
-    @property
-    def can_write(self) -> bool:
-        """Whether the drive takes writes, as far as is known."""
-        return self._space.can_write
 
     @property
     def busy(self) -> bool:
@@ -87,7 +91,7 @@ class Writer:
     @property
     def pending(self) -> bool:
         """Whether there is something to do, now or later, besides writing blocks."""
-        return self._tombstones.wait or self._reclaimer.busy or self._bad.busy
+        return self._tombstones.wait or self._reclaimer.busy or self._bad.busy or self._emptying.busy
 
     @property
     def _in_flight(self) -> int:
@@ -121,6 +125,7 @@ class Writer:
             if self._core.ledger.needs_segment(self._space) or (self._tombstones.wait and self._space.open is None):
                 self._next_segment(now_s)
         self._missing.pump(now_s)
+        self._emptying.pump(now_s)
         if self._space.can_write:
             self._maker.seal_shut()
             self._resumer.go_on()
@@ -146,14 +151,13 @@ class Writer:
 
     def _write(self, batch: WriteBatch) -> None:
         core, number = self._core, batch.segment.number
-        buffers, headers = [], []
+        buffers, rows = [], []
         offset = batch.offset
         for block in batch.ids.tolist():
             slot = core.slot(block)
             place(slot, self._files.nonce(number), offset)
-            header = decode_header(slot)
-            assert isinstance(header, RecordHeader), f"a slot without a header: {header}"
-            headers.append(header)
+            rows.append(row := footer_row(slot))
+            assert row[0] == core.ledger.key_of(block), f"the slot of block {block} holds the record of another"
             buffers.append(slot)
             offset += slot.nbytes
 
@@ -161,8 +165,8 @@ class Writer:
             self._batches -= 1
             core.stats.ssd_written_nbytes += result.nbytes
             if result.complete:
-                for header in headers:
-                    self._files.footers[number].add(header)
+                for row in rows:
+                    self._files.footers[number].add_row(row)
                 self._syncing.wrote(batch.segment)
                 core.ledger.written(batch)
             else:

@@ -46,8 +46,8 @@ class Writers:
         return any(one.owes(put_seq) for one in self.each) or self._core.ledger.dirty.owes(put_seq)
 
     def is_stuck(self, put_seq: int) -> bool:
-        """Whether something is owed, as `owes` says, by drives that take no writes."""
-        if any(one.owes(put_seq) and not one.can_write for one in self.each):
+        """Whether something is owed, as `owes` says, by drives that take no writes, or cannot be emptied."""
+        if any(one.is_stuck(put_seq) for one in self.each):
             return True
         return not self._core.ledger.can_write and self._core.ledger.dirty.owes(put_seq)
 
@@ -65,7 +65,7 @@ class Writers:
         """Whether nothing is being written and, as far as writing is possible, nothing waits to be."""
         ledger = self._core.ledger
         put_seq = ledger.next_put_seq
-        if any(one.busy or (one.can_write and one.owes(put_seq)) for one in self.each):
+        if any(one.busy or (one.owes(put_seq) and not one.is_stuck(put_seq)) for one in self.each):
             return False
         return not (ledger.can_write and ledger.dirty.owes(put_seq))
 

@@ -213,14 +213,14 @@ def check_layout(header: RecordHeader, part_nbytes: Sequence[int]) -> BadRecord 
 
 @functools.cache
 def native() -> ModuleType | None:
-    """The native module, or None where it was not built or `VARIABLE` is `off`. Found out once in a process."""
+    """The native module, or None where it was not built, cannot be loaded, or `VARIABLE` is `off`. Found out once in a
+    process; `io.probe` says why.
+    """
     if os.environ.get(VARIABLE) == "off":
         return None
     try:
         return importlib.import_module("kvterrace._native")
-    except ModuleNotFoundError as error:
-        if error.name != "kvterrace._native":
-            raise
+    except ImportError:
         return None
 
 

@@ -23,6 +23,7 @@ from kvterrace.buffers import Bytes
 from kvterrace.format.checksum import crc32c
 
 __all__ = [
+    "FIXED",
     "FIXED_NBYTES",
     "FORMAT_VERSION",
     "MAX_HEADER_NBYTES",
@@ -64,10 +65,10 @@ _U32_MAX = 2**32 - 1
 
 # magic, format_version, kind, header_nbytes, header_crc, codec, flags, segment_nonce, offset, put_seq, namespace, key,
 # parent, depth, epoch, sequence, payload_nbytes, raw_nbytes, created_unix_ns, parts, part_entry_nbytes
-_FIXED = struct.Struct("<8sHHIIHH16sQQ32s32s32sII16sQQQII")
-assert _FIXED.size == 208
+FIXED = struct.Struct("<8sHHIIHH16sQQ32s32s32sII16sQQQII")
+assert FIXED.size == 208
 #: Bytes of a header before its part table.
-FIXED_NBYTES = _FIXED.size
+FIXED_NBYTES = FIXED.size
 
 _PREFIX = struct.Struct("<8sHHII")  # magic, format_version, kind, header_nbytes, header_crc
 _CRC = struct.Struct("<I")
@@ -219,7 +220,7 @@ def encode_header(header: RecordHeader, out: Bytes) -> int:
     if header.flags or header.offset % PAGE_NBYTES:
         raise ValueError(f"flags {header.flags} must be 0 and offset {header.offset} a multiple of {PAGE_NBYTES}")
     try:
-        _FIXED.pack_into(
+        FIXED.pack_into(
             out.data, 0, RECORD_MAGIC, FORMAT_VERSION, header.kind, nbytes, 0, header.codec, header.flags, header.nonce,
             header.offset, header.put_seq, *ids, header.depth, header.epoch, header.sequence, header.payload_nbytes,
             header.raw_nbytes, header.created_unix_ns, len(table), PART_DTYPE.itemsize,
@@ -300,7 +301,7 @@ def decode_header(view: Bytes) -> RecordHeader | BadRecord:
     (
         _, version, kind, _, crc, codec, flags, nonce, offset, put_seq, namespace, key, parent,
         depth, epoch, sequence, payload_nbytes, raw_nbytes, created, parts, entry_nbytes,
-    ) = _FIXED.unpack_from(view.data)  # fmt: skip
+    ) = FIXED.unpack_from(view.data)  # fmt: skip
     if _header_crc(view[:nbytes]) != crc:
         return BadRecord("header CRC does not match")
     if version != FORMAT_VERSION:

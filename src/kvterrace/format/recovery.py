@@ -27,6 +27,7 @@ from kvterrace.format.record import (
 )
 from kvterrace.format.segment import (
     ENTRY_DTYPE,
+    MAX_SEGMENT_NBYTES,
     RECORDS_AT,
     TOMBSTONE_DTYPE,
     BadFooter,
@@ -149,6 +150,8 @@ def _read_index(
     header = parse_segment_header(page)
     if not isinstance(header, SegmentHeader):
         return header
+    if nbytes > MAX_SEGMENT_NBYTES:
+        return BadSegment(f"a file of {nbytes} B is larger than any segment may be ({MAX_SEGMENT_NBYTES} B)")
     sealed = _read_footer(source, header, nbytes)
     if isinstance(sealed, BadFooter):
         source.note(sealed.reason)

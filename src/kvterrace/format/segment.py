@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ import numpy.typing as npt
 from kvterrace.buffers import Bytes
 from kvterrace.format.checksum import crc32c
 from kvterrace.format.record import (
+    FIXED,
     FIXED_NBYTES,
     FORMAT_VERSION,
     MAX_PARTS,
@@ -29,6 +30,7 @@ from kvterrace.format.record import (
 
 __all__ = [
     "ENTRY_DTYPE",
+    "MAX_SEGMENT_NBYTES",
     "NAMESPACE_NBYTES",
     "RECORDS_AT",
     "SEGMENT_MAGIC",
@@ -39,6 +41,7 @@ __all__ = [
     "EntryTable",
     "Footer",
     "FooterBuilder",
+    "FooterRow",
     "NewerFormat",
     "SegmentHeader",
     "TombstoneTable",
@@ -46,6 +49,7 @@ __all__ = [
     "build_footer",
     "encode_segment_header",
     "footer_nbytes_for",
+    "footer_row",
     "parse_footer",
     "parse_segment_header",
     "parse_trailer",
@@ -56,6 +60,8 @@ TRAILER_MAGIC = b"KVTFOOTR"
 #: Where the first record begins.
 RECORDS_AT = PAGE_NBYTES
 NAMESPACE_NBYTES = 32
+#: A larger file is no segment, whatever its first page says: nobody has to read it to its end.
+MAX_SEGMENT_NBYTES = 1 << 30
 
 # magic, format_version, flags, header_crc, store_uuid, nonce, segment_id, created_unix_ns, capacity
 _HEADER = struct.Struct("<8sHHI16s16sQQQ")
@@ -159,6 +165,26 @@ class Footer:
     tombstones: TombstoneTable
 
 
+#: The fields of `ENTRY_DTYPE`, with the digest of the namespace in place of its number.
+FooterRow = tuple[bytes, bytes, bytes, int, int, int, int, int, int, int, bytes, int, int, int, int]
+_NAMESPACE_AT: Final = 10
+
+
+def footer_row(placed: Bytes) -> FooterRow:
+    """What a footer says of the block whose record begins `placed`. Its header is not checked: it was encoded, and
+    given its place, by this process.
+    """
+    (
+        _, _, kind, header_nbytes, _, codec, _, _, offset, put_seq, namespace, key, parent,
+        depth, epoch, sequence, payload_nbytes, _, created, parts, _,
+    ) = FIXED.unpack_from(placed.data)  # fmt: skip
+    record_nbytes = header_nbytes + pad_to_page(payload_nbytes)
+    return (
+        key, parent, sequence, put_seq, offset, created, record_nbytes, payload_nbytes, depth, epoch, namespace,
+        header_nbytes, parts, kind, codec,
+    )  # fmt: skip
+
+
 class FooterBuilder:
     """Collects the records of one segment as they are placed. One owner; not thread-safe."""
 
@@ -183,16 +209,20 @@ class FooterBuilder:
 
     def add(self, header: RecordHeader, offset: int | None = None, tombstone_keys: bytes = b"") -> None:
         """Add a record: at `offset`, or at `header.offset`. `tombstone_keys`: payload of a tombstone, else empty."""
-        number = self._namespaces.setdefault(header.namespace, len(self._namespaces))
-        self._entries.append(
+        self.add_row(
             (
                 header.key, header.parent, header.sequence, header.put_seq, header.offset if offset is None else offset,
-                header.created_unix_ns, header.record_nbytes, header.payload_nbytes, header.depth, header.epoch, number,
-                header.header_nbytes, len(header.parts), int(header.kind), header.codec,
+                header.created_unix_ns, header.record_nbytes, header.payload_nbytes, header.depth, header.epoch,
+                header.namespace, header.header_nbytes, len(header.parts), int(header.kind), header.codec,
             )
         )  # fmt: skip
         for at in range(0, len(tombstone_keys), 32):
             self._tombstones.append((tombstone_keys[at : at + 32], header.put_seq))
+
+    def add_row(self, row: FooterRow) -> None:
+        """Add a block's record by what the footer will say of it."""
+        number = self._namespaces.setdefault(row[_NAMESPACE_AT], len(self._namespaces))
+        self._entries.append((*row[:_NAMESPACE_AT], number, *row[_NAMESPACE_AT + 1 :]))
 
     @property
     def footer_nbytes(self) -> int:

@@ -289,13 +289,20 @@ class Quarantine:
             if generation is None:
                 continue
             self._generation = max(self._generation, generation)
-            decoded = decode(data, self._store_uuid)
+            decoded = self.learn(data, nonces)
             if not decoded.unknown:
                 old.append(name)
-            for entry in decoded.entries:
-                if isinstance(entry, BadBlock) or entry.nonce in nonces:
-                    self._enter(entry, fresh=False)
         self._old = tuple(sorted(old))
+
+    def learn(self, data: Bytes | bytes, nonces: Collection[bytes]) -> Decoded:
+        """Take in what a log holds, as `recover` does; what it holds. Where another process writes the log, as often as
+        it has changed.
+        """
+        decoded = decode(data, self._store_uuid)
+        for entry in decoded.entries:
+            if isinstance(entry, BadBlock) or entry.nonce in nonces:
+                self._enter(entry, fresh=False)
+        return decoded
 
     # -- writing -------------------------------------------------------------------------------------------------------
 

@@ -9,11 +9,21 @@ from pathlib import Path
 
 from kvterrace.buffers import Bytes
 from kvterrace.health.quarantine import FILE_NBYTES, LogWrite, aligned_zeros, log_generation
-from kvterrace.io.base import PAGE_NBYTES, IoClass, IoEngine, IoFile, IoKind, IoRequest, IoResult
+from kvterrace.io.base import PAGE_NBYTES, FileInfo, IoClass, IoEngine, IoFile, IoKind, IoRequest, IoResult
 
-__all__ = ["LogFile"]
+__all__ = ["LogFile", "read_log"]
 
 _log = logging.getLogger(__name__)
+
+
+def read_log(engine: IoEngine, folder: Path, info: FileInfo) -> Bytes:
+    """What a log file of `folder` holds. Blocks. Raises OSError."""
+    memory = aligned_zeros(-(-min(info.nbytes, FILE_NBYTES) // PAGE_NBYTES) * PAGE_NBYTES)
+    file = engine.open(folder / info.name)
+    try:
+        return memory[: engine.read_now(file, 0, memory)]
+    finally:
+        engine.close_file(file)
 
 
 class LogFile:
@@ -54,17 +64,12 @@ class LogFile:
             if log_generation(info.name) is None:
                 continue
             self._taken[info.name] = max(info.nbytes, info.allocated_nbytes)
-            memory = aligned_zeros(-(-min(info.nbytes, FILE_NBYTES) // PAGE_NBYTES) * PAGE_NBYTES)
+            data = aligned_zeros(0)
             try:
-                file = self._engine.open(self._folder / info.name)
-                try:
-                    nbytes = self._engine.read_now(file, 0, memory)
-                finally:
-                    self._engine.close_file(file)
+                data = read_log(self._engine, self._folder, info)
             except OSError as error:
                 _log.warning("%s cannot be read (%s); bad places may be tried again", self._folder / info.name, error)
-                nbytes = 0
-            found.append((info.name, memory[:nbytes]))
+            found.append((info.name, data))
         return found
 
     def start(self, write: LogWrite) -> None:

@@ -1,9 +1,9 @@
 """What the store asks of a device: submit and poll, and a handful of calls on files.
 
 One engine serves one drive. `submit` never blocks; `poll` hands back what ended. A request's buffers belong to the
-engine
-from `submit` until its result was returned by `poll`: nobody else may touch them in between, since I/O in flight
-cannot be called back. Nothing here knows about records or segments; nothing above opens a file by itself.
+engine from `submit` until its (last) result was returned by `poll`: nobody else may touch them in between, since I/O
+in flight cannot be called back at will. Nothing here knows about records or segments; nothing above opens a file by
+itself.
 """
 
 from __future__ import annotations
@@ -69,6 +69,10 @@ class IoRequest:
             far; what it returns becomes `IoResult.value`. An exception that it raises becomes `IoResult.crash`. Only in
             a CALL of class DEMOTION may it block on other I/O (make, cut or remove a file).
         tag: the submitter's own, handed back untouched.
+        deadline_s: seconds from `submit`; None: none, and it is ignored in a CALL. Past it, a request that the device
+            was not given never is, and ends as `expired`. One that the device has is answered then, `expired` and
+            `lent`; what can be called back is. Its buffers stay the engine's until a second result, which says what
+            came of it after all.
     """
 
     kind: IoKind
@@ -78,6 +82,7 @@ class IoRequest:
     buffers: Sequence[Bytes] = ()
     finish: Callable[[IoResult], object] | None = None
     tag: object = None
+    deadline_s: float | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -96,6 +101,10 @@ class IoResult:
     ended_s: float = 0.0
     value: object = None
     crash: BaseException | None = None
+    #: Its deadline passed before the device had done all of it. No error of the device.
+    expired: bool = False
+    #: An answer ahead of its result, at the deadline: the buffers are still the engine's, and `finish` has not run.
+    lent: bool = False
 
     @property
     def wanted_nbytes(self) -> int:
@@ -105,7 +114,7 @@ class IoResult:
     @property
     def complete(self) -> bool:
         """Whether the device did all of it."""
-        return self.error is None and self.nbytes == self.wanted_nbytes
+        return self.error is None and not self.expired and self.nbytes == self.wanted_nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +157,7 @@ class IoEngine(Protocol):
 
     @property
     def in_flight(self) -> int:
-        """Requests submitted and not yet returned by `poll`."""
+        """Requests submitted whose last result `poll` has not yet returned."""
         ...
 
     def create(self, path: Path, nbytes: int) -> IoFile:

@@ -2,8 +2,9 @@
 
 Time: `parallel` servers take the waiting request of the smallest `IoClass`, first come first served within a class. A
 READ or WRITE takes `latency_s`, then its bytes pass a link of `bytes_per_s` that all share, in order of start; a SYNC
-takes `latency_s`, a CALL nothing. With a `ManualClock`, `poll` and `close` move the clock themselves, so that a run is
-the same each time and takes no real time; with any other clock they wait for it.
+takes `latency_s`, a CALL nothing. What it has begun at its deadline goes on. With a `ManualClock`, `poll` and `close`
+move the clock themselves, so that a run is the same each time and takes no real time; with any other clock they wait
+for it.
 
 Medium: data moves at completion. What was written since the file's last SYNC, page by page, and what was created or
 removed since the last `sync_folder`, may be lost by a power cut: see `crash_image`.
@@ -24,6 +25,7 @@ from kvterrace.buffers import Bytes
 from kvterrace.clock import Clock, ManualClock
 from kvterrace.errors import StoreClosedError
 from kvterrace.io.base import PAGE_NBYTES, FileInfo, IoClass, IoFile, IoKind, IoRequest, IoResult
+from kvterrace.io.deadlines import Deadlines, Given
 from kvterrace.io.fake_medium import Content, FakeFile, Medium, Unsynced, keep_randomly, os_error
 from kvterrace.io.faults import Effect, Fail, FaultPlan, FlipBit, Hang, Operation, PretendDone, Short, Slow, Torn
 
@@ -34,10 +36,14 @@ __all__ = ["FakeDevice", "FakeFile", "Unsynced", "keep_randomly"]
 class _Active:
     done_s: float
     number: int
-    request: IoRequest = field(compare=False)
+    given: Given = field(compare=False)
     effect: Effect | None = field(compare=False)
     changes: int = field(compare=False)  # to the file, landed before it started: what a SYNC makes durable
     started_s: float = field(compare=False, default=0.0)
+
+    @property
+    def request(self) -> IoRequest:
+        return self.given.request
 
 
 class FakeDevice:
@@ -63,7 +69,8 @@ class FakeDevice:
         self._latency_s, self._parallel, self._bytes_per_s = latency_s, parallel, bytes_per_s
         self._medium = Medium(capacity_nbytes)
         self._changed = threading.Condition()
-        self._queues: tuple[deque[IoRequest], ...] = tuple(deque() for _ in IoClass)
+        self._queues: tuple[deque[Given], ...] = tuple(deque() for _ in IoClass)
+        self._deadlines = Deadlines()
         self._running: list[_Active] = []  # a heap
         self._hung: list[_Active] = []
         self._landed: list[IoResult] = []  # data moved, `finish` not run
@@ -80,8 +87,9 @@ class FakeDevice:
                 raise StoreClosedError(f"I/O engine {self.name} was closed; open the store again")
             self._settle()
             for request in requests:
-                self._queues[request.io_class].append(request)
+                self._queues[request.io_class].append(self._deadlines.give(request, self._now_s()))
             self._in_flight += len(requests)
+            self._expire(self._now_s())
             self._start(self._now_s())
             self._changed.notify_all()
 
@@ -96,7 +104,7 @@ class FakeDevice:
             landed, self._landed = self._landed, []
         results += [_finished(result) for result in landed]
         with self._changed:
-            self._in_flight -= len(results)
+            self._in_flight -= sum(not result.lent for result in results)
         return results
 
     def wake(self) -> None:
@@ -128,10 +136,10 @@ class FakeDevice:
         with self._changed:
             self._closed = True
             self._settle()
-            while self._running and self._let_pass(deadline_s):
+            while self._active and self._let_pass(deadline_s):
                 self._settle()
             landed, self._landed = self._landed, []
-            ended = not self._running and not self._hung
+            ended = not self._active and not self._hung
         finished = [_finished(result) for result in landed]
         with self._changed:
             self._results += finished
@@ -145,8 +153,9 @@ class FakeDevice:
     def _let_pass(self, deadline_s: float) -> bool:
         """Let time go by to the next completion, or to the deadline if that is earlier. False if it is there."""
         now_s = self._now_s()
-        target_s = min(deadline_s, self._running[0].done_s if self._running else math.inf)
-        if now_s >= target_s or target_s == math.inf or (self._closed and not self._running):
+        due_s = self._deadlines.next_s
+        target_s = min(deadline_s, due_s, self._running[0].done_s if self._running else math.inf)
+        if now_s >= target_s or target_s == math.inf or (self._closed and not self._active):
             return False
         if isinstance(self._clock, ManualClock):
             self._clock.advance(target_s - now_s)
@@ -158,23 +167,45 @@ class FakeDevice:
     def _settle(self) -> None:
         """Complete what is due, and start what waited for it, in the order of virtual time."""
         now_s = self._now_s()
-        while self._running and self._running[0].done_s <= now_s:
-            active = heapq.heappop(self._running)
-            self._landed.append(self._carry_out(active))
-            self._start(active.done_s)
+        while True:
+            done_s = self._running[0].done_s if self._running else math.inf
+            if min(done_s, self._deadlines.next_s) > now_s:
+                return
+            if done_s <= self._deadlines.next_s:
+                active = heapq.heappop(self._running)
+                self._deadlines.ended(active.given)
+                self._landed.append(self._carry_out(active))
+                self._expire(done_s)
+                self._start(done_s)
+            else:
+                self._expire(self._deadlines.next_s)
+
+    def _expire(self, now_s: float) -> None:
+        for given in self._deadlines.due(now_s):
+            if given.started_s is None:
+                self._queues[given.request.io_class].remove(given)
+                self._landed.append(given.unsent(now_s))
+            else:
+                self._landed.append(given.lent(now_s))
+
+    @property
+    def _active(self) -> bool:
+        """Whether time will bring a result."""
+        return bool(self._running) or self._deadlines.next_s < math.inf
 
     def _start(self, now_s: float) -> None:
         while len(self._running) + len(self._hung) < self._parallel:
-            request = next((queue.popleft() for queue in self._queues if queue), None)
-            if request is None:
+            given = next((queue.popleft() for queue in self._queues if queue), None)
+            if given is None:
                 return
+            given.started_s, request = now_s, given.request
             file, effect, changes = request.file, None, 0
             if isinstance(file, FakeFile):
                 nbytes = sum(buffer.nbytes for buffer in request.buffers)
                 effect = self.faults.effect_on(Operation(request.kind, file.path, request.offset, nbytes))
                 changes = file.content.changes if file.content is not None else 0
             self._started += 1
-            active = _Active(0.0, self._started, request, effect, changes, now_s)
+            active = _Active(0.0, self._started, given, effect, changes, now_s)
             if isinstance(effect, Hang):
                 self._hung.append(active)
             else:
@@ -263,7 +294,7 @@ class FakeDevice:
         with self._changed:
             self._settle()
             effect = self.faults.effect_on(Operation(IoKind.READ, file.path, offset, buffer.nbytes))
-            result = self._carry_out(_Active(0.0, 0, request, effect, 0))
+            result = self._carry_out(_Active(0.0, 0, Given(request), effect, 0))
         if result.error is not None:
             raise result.error
         return result.nbytes
@@ -360,7 +391,7 @@ def _read(result: IoResult, content: Content, effect: Effect | None) -> None:
 
 
 def _finished(result: IoResult) -> IoResult:
-    if result.request.finish is not None:
+    if result.request.finish is not None and not result.lent:
         try:
             result.value = result.request.finish(result)
         except BaseException as error:  # noqa: BLE001 - handed to the submitter

@@ -45,6 +45,7 @@ class FileCalls(ABC, Generic[_File]):
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self._pid = os.getpid()
         self._closed = False
         self._files: set[_File] = set()
         self._files_lock = threading.Lock()
@@ -53,6 +54,17 @@ class FileCalls(ABC, Generic[_File]):
     @abstractmethod
     def _make_file(self, path: Path, flags: int) -> _File:
         """Open `path` with `flags` of os.open, with O_DIRECT besides where the file system takes it; mode 0600."""
+
+    @property
+    def _is_mine(self) -> bool:
+        return os.getpid() == self._pid
+
+    def _require_mine(self) -> None:
+        """A fork has the memory of an engine, its locks as they were, and none of its threads."""
+        if not self._is_mine:
+            raise StoreClosedError(
+                f"I/O engine {self.name} belongs to process {self._pid}, not to its fork; open the store here"
+            )
 
     @abstractmethod
     def _own(self, file: IoFile | None) -> _File:

@@ -5,10 +5,14 @@ rest), and of the lower classes at most 4 MiB are in the device at any time, 1 M
 last 10 ms: that is all that a demand read can find ahead of it there. Results are those of the pieces done one after
 the other; what a failed write left behind its first gap is undefined.
 
-Threads: the device's own; four that run native hooks (`kvterrace._native.Hook` as a request's `finish`) without the
-GIL; `workers` of Python that run any other `finish` and the copies among CALLs, most urgent first; one more for CALLs
-of class DEMOTION and SCRUB, which may block. A single worker does all of these in order. Threads of Python wait in
-Python, on an eventfd, and never inside the extension: neither a hung drive nor the interpreter's end finds one there.
+Past its deadline, no further piece of a request goes to the device; io_uring is told to let go of those it has (what
+is with a drive's own queue it cannot), a native thread ends the one that it is at.
+
+Threads: the device's own; one that watches deadlines; four that run native hooks (`kvterrace._native.Hook` as a
+request's `finish`) without the GIL; `workers` of Python that run any other `finish` and the copies among CALLs, most
+urgent first; four more for CALLs of class DEMOTION and SCRUB, which may block, and end in any order. A single worker
+does all of these in order. Threads of Python wait in Python, on an eventfd, and never inside the extension: neither a
+hung drive nor the interpreter's end finds one there.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ from kvterrace.errors import ConfigError, StoreClosedError
 from kvterrace.io.base import IoFile, IoKind, IoRequest, IoResult
 from kvterrace.io.descriptors import most_descriptors, set_direct
 from kvterrace.io.files import FileCalls
+from kvterrace.io.threads import start_all
 
 __all__ = ["NativeEngine", "NativeFile", "NativePosixEngine", "UringEngine"]
 
@@ -40,7 +45,9 @@ _log = logging.getLogger(__name__)
 _KINDS = {IoKind.READ: 0, IoKind.WRITE: 1, IoKind.SYNC: 2, IoKind.CALL: 3}
 _NO_FINISH, _HOOK, _PYTHON = range(3)
 _SHORT_JOBS, _LONG_JOBS = range(2)
-#: How long `close` gives idle threads to end; they have nothing left to wait for.
+#: Threads for CALLs that may block: opening a store reads its segments in them.
+_LONG_THREADS = 4
+#: How long `close` gives idle threads to end; they have nothing left to wait for, but for a drive that closes a file.
 _JOIN_S = 1.0
 #: Longest single wait: poll(2) counts milliseconds in 31 bits.
 _WAIT_S = 3600.0
@@ -111,9 +118,10 @@ class NativeEngine(FileCalls[NativeFile]):
         if workers < 1:
             raise ConfigError(f"an I/O engine needs at least 1 worker, not {workers}; leave it at 4 if in doubt")
         super().__init__(name)
-        self._pid = os.getpid()
-        self._core = _native.Core(kind, depth, workers == 1)
-        self._table = _native.FileTable(most_descriptors())
+        # What is in the device keeps its file's descriptor, so it must not be more than there may be of those.
+        descriptors = most_descriptors()
+        self._core = _native.Core(kind, min(depth, descriptors), workers == 1)
+        self._table = _native.FileTable(descriptors)
         self._requests: dict[int, tuple[IoRequest, object, tuple[Bytes, ...]]] = {}
         self._finished: dict[int, IoResult] = {}  # by a worker, not yet polled
         self._ids = itertools.count(1)
@@ -125,15 +133,19 @@ class NativeEngine(FileCalls[NativeFile]):
         self._on_result: Callable[[], None] | None = None
         jobs = [(f"finish{number}", _SHORT_JOBS) for number in range(workers)]
         if workers > 1:
-            jobs.append(("files", _LONG_JOBS))
+            jobs += [(f"files{number}", _LONG_JOBS) for number in range(_LONG_THREADS)]
         self._threads = [
-            threading.Thread(target=self._work, args=(pool,), name=f"kvterrace-{name}-{job}", daemon=True)
+            (threading.Thread(target=self._work, args=(pool,), name=f"kvterrace-{name}-{job}", daemon=True), pool)
             for job, pool in jobs
         ]
         self._bell: threading.Thread | None = None
+        try:
+            start_all([thread for thread, _ in self._threads])
+        except BaseException:
+            self._threads = [(thread, pool) for thread, pool in self._threads if thread.ident is not None]
+            self.close(_JOIN_S)
+            raise
         _alive.add(self)
-        for thread in self._threads:
-            thread.start()
 
     # Requests
 
@@ -151,7 +163,9 @@ class NativeEngine(FileCalls[NativeFile]):
                 how, hook = _HOOK, finish
             file = request.file.handle if isinstance(request.file, NativeFile) else None
             kind = _KINDS[request.kind]
-            ops.append((number, kind, int(request.io_class), file, request.offset, buffers, how, hook))
+            ops.append(
+                (number, kind, int(request.io_class), file, request.offset, buffers, how, hook, request.deadline_s)
+            )
             # What the native side refers to stays as it is, whatever becomes of the request's attributes.
             taken[number] = (request, finish, buffers)
         self._requests.update(taken)
@@ -166,13 +180,14 @@ class NativeEngine(FileCalls[NativeFile]):
         while True:
             rows, enough = self._core.take()
             left_s = deadline_s - time.monotonic()
-            if rows or enough or left_s <= 0:
-                return [self._result(*row) for row in rows]
-            self._wait(left_s)
+            results = [result for row in rows if (result := self._result(row)) is not None]
+            if results or enough or left_s <= 0:
+                return results
+            self._wait(self._core.ready_fd, left_s)
 
     def wake(self) -> None:
         """Make a waiting `poll` return; if none waits, the next one returns at once."""
-        if os.getpid() == self._pid:
+        if self._is_mine:
             self._core.wake()
             self._ring()
 
@@ -180,15 +195,15 @@ class NativeEngine(FileCalls[NativeFile]):
         with self._lock:
             self._on_result = on_result
             if self._bell is None and not self._ended:
-                name = f"kvterrace-{self.name}-bell"
-                self._bell = threading.Thread(target=self._watch, name=name, daemon=True)
-                self._bell.start()
+                bell = threading.Thread(target=self._watch, name=f"kvterrace-{self.name}-bell", daemon=True)
+                start_all([bell])
+                self._bell = bell
         self._ring()  # for what ended before
         return True
 
     @property
     def in_flight(self) -> int:
-        return self._core.in_flight if os.getpid() == self._pid else 0
+        return self._core.in_flight if self._is_mine else 0
 
     def register_memory(self, memory: Bytes) -> bool:
         """Have the kernel pin `memory` (page-aligned, e.g. the DRAM arena) once, so that it need not for each transfer.
@@ -217,23 +232,25 @@ class NativeEngine(FileCalls[NativeFile]):
 
         When it returns False, requests that had not started never will, and their results never come. May be repeated.
         """
-        if os.getpid() != self._pid:
+        if not self._is_mine:
             return True
         self._closed = True
         self._core.close()
         deadline_s = time.monotonic() + timeout_s
         while self._core.unfinished and (left_s := deadline_s - time.monotonic()) > 0:
-            self._wait(left_s, for_quiet=True)
+            self._wait(self._core.quiet_fd, left_s)
         with self._ending:
             if self._ended:
                 return True
-            if not self._core.end():
+            left_s = max(_JOIN_S, deadline_s - time.monotonic())
+            if not (self._core.end() and self._wait(self._core.gone_fd, left_s)):
                 _log.warning(
                     "%s: I/O hangs after %.1f s; its threads and buffers are left behind", self.name, timeout_s
                 )
                 _hung.add(self)
                 _alive.discard(self)
                 return False
+            self._core.join()
             with self._lock:
                 self._ended = True
                 self._waiting += 1  # for the threads to be joined: they wait on descriptors, too
@@ -246,10 +263,9 @@ class NativeEngine(FileCalls[NativeFile]):
         return True
 
     def _join(self) -> bool:
-        for thread in self._threads:
-            pool = _LONG_JOBS if thread.name.endswith("-files") else _SHORT_JOBS
+        for _, pool in self._threads:
             os.eventfd_write(self._core.jobs_fd(pool), 1)
-        threads = [*self._threads]
+        threads = [thread for thread, _ in self._threads]
         if self._bell is not None:
             os.eventfd_write(self._core.bell_fd, 1)
             threads.append(self._bell)
@@ -258,22 +274,16 @@ class NativeEngine(FileCalls[NativeFile]):
                 thread.join(_JOIN_S)
         return not any(thread.is_alive() for thread in threads)
 
-    def _require_mine(self) -> None:
-        if os.getpid() != self._pid:
-            raise StoreClosedError(
-                f"I/O engine {self.name} belongs to process {self._pid}, not to its fork; open the store here"
-            )
-
-    def _wait(self, left_s: float, *, for_quiet: bool = False) -> None:
+    def _wait(self, fd: int, left_s: float) -> bool:
+        """Until `fd`, one of the core's, is readable; whether it is, or will be no more."""
         with self._lock:
-            if self._ended:
-                return
+            if self._ended:  # then the descriptor may be another's by now
+                return True
             self._waiting += 1
-            fd = self._core.quiet_fd if for_quiet else self._core.ready_fd
         try:
             waiter = select.poll()
             waiter.register(fd, select.POLLIN)
-            waiter.poll(math.ceil(min(left_s, _WAIT_S) * 1000))
+            return bool(waiter.poll(math.ceil(min(left_s, _WAIT_S) * 1000)))
         finally:
             self._leave()
 
@@ -283,12 +293,13 @@ class NativeEngine(FileCalls[NativeFile]):
             if self._ended and not self._waiting:
                 self._core.release_fds()
 
-    def _result(self, number: int, nbytes: int, code: int, refusal: str, started_s: float, ended_s: float) -> IoResult:
+    def _result(self, row: _native.Row) -> IoResult | None:
+        number, lent = row[0], row[-1]
+        if lent:
+            taken = self._requests.get(number)  # another poller may have had the result itself by now
+            return None if taken is None else _result_of(taken[0], row)
         request = self._requests.pop(number)[0]
-        finished = self._finished.pop(number, None)
-        if finished is not None:
-            return finished
-        return IoResult(request, nbytes, _os_error(request, code, refusal), started_s, ended_s)
+        return self._finished.pop(number, None) or _result_of(request, row)
 
     # Threads
 
@@ -298,13 +309,14 @@ class NativeEngine(FileCalls[NativeFile]):
             os.eventfd_read(fd)
             row = self._core.take_job(pool)
             if row is not None:
-                self._finish(*row)
+                self._finish(row)
             elif self._ended:
                 return
 
-    def _finish(self, number: int, nbytes: int, code: int, refusal: str, started_s: float, ended_s: float) -> None:
+    def _finish(self, row: _native.Row) -> None:
+        number = row[0]
         request, finish, _ = self._requests[number]
-        result = IoResult(request, nbytes, _os_error(request, code, refusal), started_s, ended_s)
+        result = _result_of(request, row)
         try:
             assert callable(finish)
             result.value = finish(result)
@@ -356,6 +368,12 @@ class NativePosixEngine(NativeEngine):
         super().__init__("posix", name, depth=threads, workers=workers)
 
 
+def _result_of(request: IoRequest, row: _native.Row) -> IoResult:
+    _, nbytes, code, refusal, started_s, ended_s, expired, lent = row
+    error = _os_error(request, code, refusal)
+    return IoResult(request, nbytes, error, started_s, ended_s, expired=expired, lent=lent)
+
+
 def _os_error(request: IoRequest, code: int, refusal: str) -> OSError | None:
     if code == 0:
         return None
@@ -370,10 +388,14 @@ def _close_all(fds: Sequence[int]) -> None:
 
 
 def _end_all() -> None:
-    for engine in [*_alive]:
-        engine.close(_EXIT_S)
-    for engine in _alive | _hung:  # alive still: a parent's, in its fork
+    engines = [*_alive]
+    for engine in _alive | _hung:  # before anything can go wrong, and a parent's, in its fork, as well
         _native.keep_forever(engine)
+    for engine in engines:
+        try:
+            engine.close(_EXIT_S)
+        except Exception:  # noqa: BLE001 - the next one has to end all the same
+            _log.exception("%s: it could not be closed at the interpreter's end", engine.name)
 
 
 # Before the interpreter takes memory down that native threads may still use.

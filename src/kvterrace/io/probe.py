@@ -30,7 +30,12 @@ _REASONS = {
     errno.EACCES: "forbidden, by a security module",
     errno.EOPNOTSUPP: "the kernel is older than Linux 5.6",
     errno.ENOMEM: "RLIMIT_MEMLOCK leaves no room for a ring",
+    errno.EMFILE: "the process has no descriptor left, see RLIMIT_NOFILE",
+    errno.ENFILE: "the machine has no descriptor left",
+    errno.EAGAIN: "no more threads can be started, see RLIMIT_NPROC and pids.max",
 }
+#: Of these, what may have passed when the next store is opened.
+_PASSING = {errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,19 +70,33 @@ def why_not_native() -> str | None:
     return None
 
 
-@functools.cache
 def why_not_uring() -> str | None:
-    """Why io_uring cannot be used; None if it can. Opens a ring to see, once in a process."""
+    """Why io_uring cannot be used; None if it can. Opens a ring to see, until the answer is one that stays."""
     missing = why_not_native()
     if missing is not None:
         return missing
+    try:
+        return _refusal()
+    except OSError as error:
+        return _shown("io_uring", error)
+
+
+@functools.cache
+def _refusal() -> str | None:
+    """What of the machine forbids io_uring. Raises OSError, which is not remembered, for what may pass."""
     from kvterrace.io.native import UringEngine
 
     try:
         UringEngine("probe", depth=1, workers=1).close(1.0)
     except OSError as error:
-        return f"io_uring: {_REASONS.get(error.errno or 0, 'refused')} ({error.strerror})"
+        if error.errno in _PASSING:
+            raise
+        return _shown("io_uring", error)
     return None
+
+
+def _shown(kind: str, error: OSError) -> str:
+    return f"{kind}: {_REASONS.get(error.errno or 0, 'refused')} ({error.strerror})"
 
 
 def choose() -> Choice:
@@ -97,12 +116,21 @@ def choose() -> Choice:
 def best_engine(name: str | None = None) -> tuple[IoEngine, Choice]:
     """A new engine of the best kind that works here, called `name` (by default after its kind), and why that one.
 
-    Warns, once in a process, where that is the slow one and nobody asked for it.
+    Warns, once in a process, where that is the slow one and nobody asked for it. Raises OSError where not even that
+    one, or the one that was asked for, gets its threads and descriptors.
     """
     choice = choose()
-    if choice.degraded:
-        _warn(choice.reason)
-    return _maker(choice.name)(name or choice.name), choice
+    while True:
+        try:
+            engine = _maker(choice.name)(name or choice.name)
+        except OSError as error:
+            if choice.forced or choice.name == ENGINES[-1]:
+                raise OSError(error.errno, _shown(choice.name, error)) from error
+            choice = Choice(ENGINES[ENGINES.index(choice.name) + 1], _shown(choice.name, error))
+            continue
+        if choice.degraded:
+            _warn(choice.reason)
+        return engine, choice
 
 
 @functools.cache
@@ -113,7 +141,8 @@ def _warn(reason: str) -> None:
 def _wanted(wanted: str) -> Choice:
     if wanted not in ENGINES:
         raise ConfigError(f"{VARIABLE}={wanted}: no such engine; one of {', '.join(ENGINES)}, or leave it unset")
-    why_not = {"uring": why_not_uring, "native-posix": why_not_native}.get(wanted, lambda: None)()
+    checks: dict[str, Callable[[], str | None]] = {"uring": why_not_uring, "native-posix": why_not_native}
+    why_not = checks[wanted]() if wanted in checks else None
     if why_not is not None:
         raise ConfigError(f"{VARIABLE}={wanted}: {why_not}; unset it to have the best engine that works")
     return Choice(wanted, f"{VARIABLE} asks for it", forced=True)

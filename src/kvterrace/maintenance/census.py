@@ -10,7 +10,15 @@ import numpy as np
 
 from kvterrace.format.record import PAGE_NBYTES, RecordHeader, RecordKind
 from kvterrace.format.recovery import SegmentContents, SegmentState
-from kvterrace.format.segment import RECORDS_AT, BadSegment, Footer, FooterBuilder, NewerFormat, SegmentHeader
+from kvterrace.format.segment import (
+    MAX_SEGMENT_NBYTES,
+    RECORDS_AT,
+    BadSegment,
+    Footer,
+    FooterBuilder,
+    NewerFormat,
+    SegmentHeader,
+)
 from kvterrace.observe.folder import SegmentFile, StoreFolder
 from kvterrace.observe.medium import MediumFile
 from kvterrace.observe.quarantined import read_quarantine
@@ -32,11 +40,15 @@ class Stray:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A key that a tombstone names, and who knows of the tombstone."""
+    """A key that a tombstone names, and what the tombstone's header says. No namespace (zeros): its record is not
+    known.
+    """
 
     namespace: bytes
     key: bytes
     put_seq: int
+    epoch: int
+    created_unix_ns: int
 
 
 @dataclass(slots=True, eq=False)
@@ -102,6 +114,9 @@ def _look(one: FoundSegment, reader: SegmentReader, store_uuid: bytes | None) ->
         case NewerFormat(version):
             one.unknown_why = f"written in segment format {version}: upgrade kvterrace to purge it"
             return
+        case _ if nbytes > MAX_SEGMENT_NBYTES:
+            one.unknown_why = f"larger than any segment ({MAX_SEGMENT_NBYTES} B), so that it is none: remove it"
+            return
         case BadSegment(reason):
             if reader.medium.fault[0]:
                 one.unknown_why = f"{reason}: {reader.medium.fault[0]}"
@@ -152,11 +167,17 @@ def _walk(
 
 def _dropped(contents: SegmentContents) -> list[Dropped]:
     records = contents.entries[contents.entries["kind"] == RecordKind.TOMBSTONE]
-    digest = {int(row["put_seq"]): contents.namespaces[int(row["namespace"])] for row in records}
-    return [
-        Dropped(digest.get(int(row["put_seq"]), bytes(32)), row["key"].tobytes(), int(row["put_seq"]))
-        for row in contents.tombstones
-    ]
+    names = contents.namespaces
+    said = {
+        int(row["put_seq"]): (names[int(row["namespace"])], int(row["epoch"]), int(row["created_unix_ns"]))
+        for row in records
+    }
+    dropped = []
+    for row in contents.tombstones:
+        put_seq = int(row["put_seq"])
+        namespace, epoch, created_unix_ns = said.get(put_seq, (bytes(32), 0, 0))
+        dropped.append(Dropped(namespace, row["key"].tobytes(), put_seq, epoch, created_unix_ns))
+    return dropped
 
 
 def _extents(footer: Footer) -> list[_Extent]:

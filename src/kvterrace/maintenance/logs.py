@@ -6,11 +6,15 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvterrace.errors import StoreUnusableError
 from kvterrace.format.record import PAGE_NBYTES, pad_to_page
 from kvterrace.health.quarantine import ENTRY_NBYTES, BadBlock, decode, log_generation
 from kvterrace.maintenance.drive import Drive, aligned
 
 __all__ = ["FoundLog", "read_logs", "zero_lines"]
+
+#: No log grows as long: entries are bounded, and an old log goes when a new one is begun.
+_MOST_NBYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +28,13 @@ class FoundLog:
 
 
 def read_logs(partition: Path, store_uuid: bytes, keys: Collection[bytes]) -> list[FoundLog]:
-    """The logs in the folder of a partition that name one of `keys`, or could. Raises OSError."""
+    """The logs in the folder of a partition that name one of `keys`, or could. Raises OSError, StoreUnusableError."""
     found = []
     for path in sorted(partition.iterdir()):
         if log_generation(path.name) is None or path.is_symlink() or not path.is_file():
             continue
+        if (nbytes := path.stat().st_size) > _MOST_NBYTES:
+            raise StoreUnusableError(f"{path}: no quarantine log is as long as {nbytes} B; remove it, then purge again")
         data = path.read_bytes()
         lines = [
             at

@@ -152,7 +152,15 @@ class OutputSegment:
         self._write_waiting()
         memory = aligned(tombstone_nbytes_for(len(group)))
         keys = b"".join(one.key for one in group)
-        header = encode_tombstone(keys, memory, put_seq=group[0].put_seq, namespace=group[0].namespace)
+        first = group[0]
+        header = encode_tombstone(
+            keys,
+            memory,
+            put_seq=first.put_seq,
+            namespace=first.namespace,
+            epoch=first.epoch,
+            created_unix_ns=first.created_unix_ns,
+        )
         place(memory, self._nonce, self._end)
         self._drive.write(self._file, self._end, memory)
         self._added(replace(header, nonce=self._nonce, offset=self._end), keys)

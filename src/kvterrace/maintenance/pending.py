@@ -24,6 +24,8 @@ from kvterrace.observe.folder import PENDING_NAME
 __all__ = ["read_pending", "remove_pending", "write_pending"]
 
 _HEAD = b"kvterrace purge 1\n"
+#: No longer list is read: 16 million blocks.
+_MOST_NBYTES = 2 << 30
 _LINE = re.compile(rb"[0-9a-f]{128}")
 
 
@@ -38,8 +40,14 @@ def read_pending(root: Path) -> set[bytes]:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # without waiting for a pipe's other end
     except FileNotFoundError:
         return set()
-    with os.fdopen(fd, "rb") as file:
-        data = file.read() if stat.S_ISREG(os.fstat(fd).st_mode) else b""
+    try:
+        data = b""
+        info = os.fstat(fd)
+        if stat.S_ISREG(info.st_mode) and info.st_size <= _MOST_NBYTES:  # a file object cannot be had of a folder
+            with os.fdopen(fd, "rb", closefd=False) as file:
+                data = file.read()
+    finally:
+        os.close(fd)
     body, end = data[:-9], data[-9:]
     lines = body[len(_HEAD) :].split(b"\n")[:-1]
     right = body.startswith(_HEAD) and end == b"%08x\n" % crc32c(body) and all(map(_LINE.fullmatch, lines))

@@ -23,7 +23,7 @@ import numpy as np
 from kvterrace.errors import FormatVersionError
 from kvterrace.format.checksum import crc32c
 from kvterrace.format.record import PAGE_NBYTES, RecordHeader, RecordKind
-from kvterrace.format.segment import RECORDS_AT, BadSegment, NewerFormat, SegmentHeader
+from kvterrace.format.segment import MAX_SEGMENT_NBYTES, RECORDS_AT, BadSegment, NewerFormat, SegmentHeader
 from kvterrace.keys import Namespace
 from kvterrace.observe.folder import SegmentFile, StoreFolder, writer_pid
 from kvterrace.observe.inspection import sealing_traces
@@ -186,6 +186,9 @@ class _Partition:
                 raise FormatVersionError(
                     f"{path} was written in segment format {version}; upgrade kvterrace to read it"
                 )
+            case _ if segment.medium.nbytes > MAX_SEGMENT_NBYTES:
+                found.fault(where, f"is larger than any segment may be ({MAX_SEGMENT_NBYTES} B); not read further")
+                return
             case BadSegment(reason):
                 self._headless(segment, reason)
                 return

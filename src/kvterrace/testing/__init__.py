@@ -5,8 +5,9 @@ docs/guide/testing-a-tier.md.
 
 from __future__ import annotations
 
+from kvterrace.testing.clock_jump import ClockJump
 from kvterrace.testing.conformance import EngineConformance, LadderConformance
-from kvterrace.testing.faults import ClockJump, FaultPlan, FaultyEngine
+from kvterrace.testing.faults import FaultPlan, FaultyEngine
 from kvterrace.testing.scheduler import Stepper
 
 __all__ = ["ClockJump", "EngineConformance", "FaultPlan", "FaultyEngine", "LadderConformance", "Stepper"]

@@ -219,6 +219,46 @@ class EngineConformance:
         with raises(OSError, errno.EINVAL):
             self.engine.read_now(file, 17, page)
 
+    def test_a_request_without_time_never_reaches_the_device(self) -> None:
+        data = noise(1)
+        file = self.written("a", data)
+        back = noise(1, seed=1)
+        finished: list[IoResult] = []
+        late = [
+            IoRequest(IoKind.READ, IoClass.DEMAND, file, 0, back, deadline_s=0.0, tag="read"),
+            IoRequest(IoKind.WRITE, IoClass.DEMOTION, file, 0, noise(1, seed=2), deadline_s=0.0, tag="write"),
+            IoRequest(IoKind.SYNC, IoClass.DEMOTION, file, deadline_s=0.0, tag="sync"),
+        ]
+        for request in late:
+            request.finish = finished.append
+        self.engine.submit(late)
+        results = self.drain(3)
+        assert sorted(str(result.request.tag) for result in results) == ["read", "sync", "write"]
+        assert {id(result) for result in finished} == {id(result) for result in results}
+        assert len(finished) == 3
+        for result in results:
+            assert (result.expired, result.lent, result.complete) == (True, False, False)
+            assert (result.nbytes, result.error, result.crash) == (0, None, None)
+        assert self.engine.in_flight == 0
+        assert np.array_equal(back[0], noise(1, seed=1)[0])
+        assert self.do(IoKind.READ, file, 0, back).complete
+        assert np.array_equal(back[0], data[0])
+
+    def test_a_deadline_that_is_kept_changes_nothing(self) -> None:
+        file = self.written("a", noise(4))
+        back = aligned(4)
+        self.engine.submit(
+            [
+                *(IoRequest(IoKind.READ, IoClass(n), file, n * _PAGE, [back[n]], deadline_s=1000.0) for n in range(4)),
+                IoRequest(IoKind.CALL, IoClass.DEMAND, deadline_s=0.0, finish=lambda _: "called"),
+            ]
+        )
+        results = self.drain(5)
+        assert all(result.complete and not result.expired and not result.lent for result in results)
+        assert [result.value for result in results if result.request.kind is IoKind.CALL] == ["called"]
+        assert np.array_equal(np.concatenate(back), np.concatenate(noise(4)))
+        assert self.engine.in_flight == 0
+
     def test_wake_ends_the_next_poll_once(self) -> None:
         self.engine.wake()
         assert self.engine.poll(1000.0) == []  # does not wait for it

@@ -15,7 +15,8 @@ nothing done | | `Torn(pages, errno)` | - | only these pages arrive; success, or
 | `Hang()` | not before `release()` | the same | the same | blocks until `release()` |
 
 A dash is a plan that makes no sense: AssertionError. What hangs or is slow has not reached the inner engine yet: it
-holds none of its threads, and touches no buffer. `FakeDevice` has faults of its own that hold a place in its queue.
+holds none of its threads, touches no buffer, and its deadline has not begun to run. `FakeDevice` has faults of its own
+that hold a place in its queue.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import mmap
 import os
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -53,7 +54,6 @@ from kvterrace.io.faults import (
 
 __all__ = [
     "Astray",
-    "ClockJump",
     "Effect",
     "Fail",
     "FaultPlan",
@@ -84,7 +84,7 @@ class _Held:
 
 
 class _Shadow(IoRequest):
-    """What the inner engine gets in place of a request. Its `value` is the result that the submitter sees."""
+    """What the inner engine gets in place of a request, its `tag`. Its `value` is what the submitter sees."""
 
     __slots__ = ()
 
@@ -301,33 +301,6 @@ class FaultyEngine:
             self._lock.notify_all()
 
 
-class ClockJump(ManualClock):
-    """A clock that leaps: over another clock, or standing still by itself. A `FakeDevice` moves it as any ManualClock.
-
-    Monotonic time can only leap forward (a machine that was suspended); `unix_s` goes both ways (NTP, an operator).
-    """
-
-    def __init__(self, base: Clock | None = None) -> None:
-        super().__init__()
-        self._base = base
-        self._unix_offset_s = 0.0
-
-    def monotonic_s(self) -> float:
-        return super().monotonic_s() + (self._base.monotonic_s() if self._base is not None else 0.0)
-
-    def unix_s(self) -> float:
-        base_s = self._base.unix_s() if self._base is not None else 0.0
-        return super().unix_s() + base_s + self._unix_offset_s
-
-    def leap(self, seconds: float) -> None:
-        """Both times leap forward by `seconds`, as after a suspend."""
-        self.advance(seconds)
-
-    def set_back(self, seconds: float) -> None:
-        """`unix_s` alone goes back by `seconds`; forward, if negative."""
-        self._unix_offset_s -= seconds
-
-
 def _shadow(request: IoRequest, effect: Effect) -> _Shadow:
     kind, buffers = request.kind, request.buffers
     offset, file = request.offset, request.file
@@ -342,13 +315,14 @@ def _shadow(request: IoRequest, effect: Effect) -> _Shadow:
             buffers = _first(buffers, nbytes // PAGE_NBYTES * PAGE_NBYTES)
         case Torn(pages):
             buffers = _first(buffers, pages * PAGE_NBYTES)
-    return _Shadow(kind, request.io_class, file, offset, buffers, partial(_finish, request, effect))
+    finish = partial(_finish, request, effect)
+    return _Shadow(kind, request.io_class, file, offset, buffers, finish, request, request.deadline_s)
 
 
 def _finish(request: IoRequest, effect: Effect, inner: IoResult) -> IoResult:
-    result = IoResult(request, inner.nbytes, inner.error, inner.started_s, inner.ended_s)
+    result = IoResult(request, inner.nbytes, inner.error, inner.started_s, inner.ended_s, expired=inner.expired)
     assert request.file is not None
-    if inner.error is None:
+    if inner.error is None and not inner.expired:
         match effect:
             case Fail(number):
                 result.error = _os_error(number, request.file.path)
@@ -374,6 +348,9 @@ def _finish(request: IoRequest, effect: Effect, inner: IoResult) -> IoResult:
 def _unwrapped(result: IoResult) -> IoResult:
     if not isinstance(result.request, _Shadow):
         return result
+    if result.lent:
+        assert isinstance(result.request.tag, IoRequest)
+        return replace(result, request=result.request.tag)
     assert isinstance(result.value, IoResult), f"injecting a fault has failed: {result.crash!r}"
     return result.value
 

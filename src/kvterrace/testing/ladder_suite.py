@@ -4,135 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
-from kvterrace.buffers import Bytes
 from kvterrace.errors import StoreClosedError
-from kvterrace.keys import KeyChain, Namespace, chain_keys
-from kvterrace.layout import KVLayout
-from kvterrace.store import Store
+from kvterrace.keys import KeyChain, chain_keys
 from kvterrace.testing.engine_suite import raises
-from kvterrace.types import (
-    Busy,
-    Corrupt,
-    DeviceFailed,
-    Expired,
-    GetOutcome,
-    Hit,
-    Miss,
-    Present,
-    PutOutcome,
-    Rejected,
-    Stale,
-    Stored,
-    Tier,
-)
+from kvterrace.testing.ladder_kit import UNTOUCHED, WAIT_S, LadderKit, all_are
+from kvterrace.types import Busy, Corrupt, DeviceFailed, Expired, Hit, Miss, Present, Rejected, Stale, Stored, Tier
 
 __all__ = ["LadderConformance"]
 
-#: What a caller's buffer holds before a read: shows which bytes were touched.
-_UNTOUCHED = 0xA5
-_WAIT_S = 60.0
 
-
-class LadderConformance:
-    """Subclass it and say how to open the ladder; pytest collects the subclass. See docs/guide/testing-a-tier.md.
-
-    `open_ladder` is called again after the store was closed, within the same test: what is durable must then be there.
-    Give the store `DRAM_NBYTES` of DRAM, room for 24 of the suite's blocks, and `LOWER_NBYTES` below that, so that
-    blocks do leave DRAM. Class attributes and hooks say what the ladder can do; a test that needs more does nothing.
-    """
-
-    #: Whether what `flush` reported as written is there after a restart.
-    durable: bool = False
-    #: Whether there is a tier below DRAM. Then no block that was accepted is lost while that has room.
-    has_lower_tier: bool = False
-
-    LAYOUT = KVLayout(layers=3, kv_heads=2, head_dim=24, dtype="float16", block_tokens=16)
-    RECORD_NBYTES = 16384  # 9,216 B of payload in three pages, and a header
-    DRAM_NBYTES = 24 * RECORD_NBYTES
-    LOWER_NBYTES = 512 * RECORD_NBYTES
-
-    # Hooks
-
-    def open_ladder(self) -> Store:
-        """Open the ladder under test, as it was left by the last `close`, or new."""
-        raise NotImplementedError("say how to open the ladder under test")
-
-    def damage(self, key: bytes) -> bool:
-        """While the store is closed, change bytes of what the lower tier holds of the block `key`; False: cannot."""
-        del key
-        return False
-
-    def stall(self) -> AbstractContextManager[None] | None:
-        """While it is entered, reads from the lower tier do not end; afterwards they do. None: cannot."""
-        return None
-
-    def setup_method(self) -> None:
-        """Open the ladder."""
-        self.store = self.open_ladder()
-
-    def teardown_method(self) -> None:
-        """Close it."""
-        self.store.close()
-
-    # Tools
-
-    def chain(self, name: int, blocks: int, **namespace: Any) -> KeyChain:
-        """Keys of `blocks` blocks; two names share no block."""
-        tokens = np.random.default_rng(name).integers(0, 50_000, blocks * self.LAYOUT.block_tokens)
-        return chain_keys(Namespace("conformance", self.LAYOUT, **namespace), tokens)
-
-    def content(self, chain: KeyChain, start: int = 0, stop: int | None = None) -> Bytes:
-        """The one right content of blocks of `chain`, shape `(blocks, block_nbytes)`: it follows from their keys."""
-        keys = list(chain)[start:stop]
-        blocks = [
-            np.random.default_rng(list(key)).integers(0, 256, self.LAYOUT.block_nbytes, dtype=np.uint8) for key in keys
-        ]
-        return np.stack(blocks) if blocks else np.zeros((0, self.LAYOUT.block_nbytes), np.uint8)
-
-    def put(self, chain: KeyChain, start: int = 0, stop: int | None = None, **options: Any) -> list[PutOutcome]:
-        """Put blocks with their content, and wait."""
-        transfer = self.store.put(chain, self.content(chain, start, stop), start=start, stop=stop, **options)
-        outcomes = self.store.wait(transfer, _WAIT_S)
-        assert transfer.done, f"{transfer} did not end in {_WAIT_S} s"
-        assert all(isinstance(one, (Stored, Present, Busy, Rejected)) for one in outcomes)
-        return outcomes  # type: ignore[return-value] # just asserted
-
-    def get(self, chain: KeyChain, start: int = 0, stop: int | None = None, **options: Any) -> list[GetOutcome]:
-        """Get blocks and wait. Checks what holds for every read: one outcome for each block, the right bytes for a Hit,
-        and an untouched buffer for anything else.
-        """
-        right = self.content(chain, start, stop)
-        out = np.full_like(right, _UNTOUCHED)
-        transfer = self.store.get(chain, out, start=start, stop=stop, **options)
-        outcomes = self.store.wait(transfer, _WAIT_S)
-        assert transfer.done, f"{transfer} did not end in {_WAIT_S} s"
-        assert len(outcomes) == len(right)
-        for number, outcome in enumerate(outcomes):
-            if isinstance(outcome, Hit):
-                assert np.array_equal(out[number], right[number]), f"block {start + number} came back wrong"
-            else:
-                assert (out[number] == _UNTOUCHED).all(), f"block {start + number}: {outcome}, and its buffer touched"
-        return outcomes  # type: ignore[return-value] # of a get
-
-    def restart(self) -> None:
-        """Flush, close, open again."""
-        assert self.store.flush(_WAIT_S), "flush reports that not all was written"
-        assert self.store.close(), "close reports that not all was written or ended"
-        self.store = self.open_ladder()
+class LadderConformance(LadderKit):
+    """Subclass it and say how to open the ladder; pytest collects the subclass. See docs/guide/testing-a-tier.md."""
 
     # Put and get
 
     def test_every_byte_comes_back(self) -> None:
         chain = self.chain(1, 8)
         assert self.put(chain) == [Stored(Tier.DRAM)] * 8
-        assert _all(self.get(chain), Hit)
-        assert _all(self.get(chain, 3, 5), Hit)
+        assert all_are(self.get(chain), Hit)
+        assert all_are(self.get(chain, 3, 5), Hit)
 
     def test_part_arrays_of_any_strides(self) -> None:
         chain, layout = self.chain(1, 4), self.LAYOUT
@@ -143,25 +37,25 @@ class LadderConformance:
             wide[:, 1] = data[:, at : at + nbytes]
             parts.append(wide[:, 1])
             at += nbytes
-        assert _all(self.store.wait(self.store.put(chain, parts), _WAIT_S), Stored)
-        assert _all(self.get(chain), Hit)
+        assert all_are(self.store.wait(self.store.put(chain, parts), WAIT_S), Stored)
+        assert all_are(self.get(chain), Hit)
         back = [np.zeros((4, 2, nbytes), np.uint8)[:, 0] for nbytes in layout.part_nbytes]
-        assert _all(self.store.wait(self.store.get(chain, back), _WAIT_S), Hit)
+        assert all_are(self.store.wait(self.store.get(chain, back), WAIT_S), Hit)
         assert all(np.array_equal(a, b) for a, b in zip(parts, back, strict=True))
 
     def test_a_block_is_stored_once(self) -> None:
         chain = self.chain(1, 4)
         self.put(chain, 0, 2)
         outcomes = self.put(chain)
-        assert _all(outcomes[:2], Present) and _all(outcomes[2:], Stored)
-        assert _all(self.get(chain), Hit)
+        assert all_are(outcomes[:2], Present) and all_are(outcomes[2:], Stored)
+        assert all_are(self.get(chain), Hit)
 
     def test_what_is_not_there_is_a_miss_and_not_a_fault(self) -> None:
         chain = self.chain(1, 8)
         assert self.get(chain) == [Miss()] * 8
         self.put(chain, 0, 5)
         outcomes = self.get(chain)
-        assert _all(outcomes[:5], Hit) and outcomes[5:] == [Miss()] * 3
+        assert all_are(outcomes[:5], Hit) and outcomes[5:] == [Miss()] * 3
         stats = self.store.stats()
         assert (stats.get_miss_blocks, stats.get_failed_blocks, stats.get_corrupt_blocks) == (11, 0, 0)
 
@@ -189,8 +83,8 @@ class LadderConformance:
         assert self.store.match(chain).blocks == 0
         self.put(chain, 0, 4)
         found = self.store.match(chain).blocks
-        assert found == (8 if _all(outcomes, Stored) else 4)
-        assert _all(self.get(chain, 0, found), Hit)
+        assert found == (8 if all_are(outcomes, Stored) else 4)
+        assert all_are(self.get(chain, 0, found), Hit)
 
     def test_other_namespaces_tenants_and_salts_never_match(self) -> None:
         chain = self.chain(1, 4)
@@ -219,9 +113,9 @@ class LadderConformance:
         sizes = layout.part_nbytes
         for layers in (range(1), range(1, 3), range(layout.layers)):
             first, last = layout.layer_parts(layers.start).start, layout.layer_parts(layers.stop - 1).stop
-            out = np.full((len(chain), sum(sizes[first:last])), _UNTOUCHED, np.uint8)
-            outcomes = self.store.wait(self.store.get(chain, out, layers=layers), _WAIT_S)
-            assert _all(outcomes, Hit)
+            out = np.full((len(chain), sum(sizes[first:last])), UNTOUCHED, np.uint8)
+            outcomes = self.store.wait(self.store.get(chain, out, layers=layers), WAIT_S)
+            assert all_are(outcomes, Hit)
             assert np.array_equal(out, right[:, sum(sizes[:first]) : sum(sizes[:last])])
 
     # Room
@@ -230,16 +124,16 @@ class LadderConformance:
         chains = [self.chain(name, 6) for name in range(1, 13)]  # three times DRAM
         accepted = [self.put(chain) for chain in chains]
         if self.has_lower_tier:
-            assert all(_all(outcomes, Stored) for outcomes in accepted)
+            assert all(all_are(outcomes, Stored) for outcomes in accepted)
         self._nothing_accepted_is_lost(chains, accepted)
 
     def test_a_burst_is_taken_or_told_to_wait(self) -> None:
         chains = [self.chain(name, 6) for name in range(1, 13)]
         contents = [self.content(chain) for chain in chains]
         transfers = [
-            self.store.put(chain, content, deadline_s=_WAIT_S) for chain, content in zip(chains, contents, strict=True)
+            self.store.put(chain, content, deadline_s=WAIT_S) for chain, content in zip(chains, contents, strict=True)
         ]
-        outcomes = [self.store.wait(transfer, _WAIT_S) for transfer in transfers]
+        outcomes = [self.store.wait(transfer, WAIT_S) for transfer in transfers]
         assert all(transfer.done for transfer in transfers)
         assert all(isinstance(one, (Stored, Busy, Rejected)) for some in outcomes for one in some)
         self._nothing_accepted_is_lost(chains, outcomes)
@@ -248,7 +142,7 @@ class LadderConformance:
         for chain, outcomes in zip(chains, accepted, strict=True):
             count = next((n for n, one in enumerate(outcomes) if not isinstance(one, (Stored, Present))), len(outcomes))
             found = self.get(chain, 0, count)
-            assert _all(found, Hit) if self.has_lower_tier else all(isinstance(one, (Hit, Miss)) for one in found)
+            assert all_are(found, Hit) if self.has_lower_tier else all(isinstance(one, (Hit, Miss)) for one in found)
 
     def test_no_room_is_busy_and_costs_nobody_anything(self) -> None:
         held = [self.chain(name, 6) for name in range(1, 5)]  # all of DRAM
@@ -259,10 +153,10 @@ class LadderConformance:
         outcomes = self.put(more, deadline_s=0.05)
         assert all(isinstance(one, (Stored, Busy, Rejected)) for one in outcomes)
         for chain, pin in zip(held, pins, strict=True):
-            assert _all(self.get(chain, 0, pin.blocks), Hit)
+            assert all_are(self.get(chain, 0, pin.blocks), Hit)
             pin.release()
-        assert _all(self.put(more), Stored | Present)
-        assert _all(self.get(more), Hit)
+        assert all_are(self.put(more), Stored | Present)
+        assert all_are(self.get(more), Hit)
 
     def test_what_is_pinned_stays(self) -> None:
         chain = self.chain(1, 6)
@@ -272,7 +166,7 @@ class LadderConformance:
             for name in range(2, 14):
                 self.put(self.chain(name, 6))
             assert self.store.match(chain).blocks == 6
-            assert _all(self.get(chain), Hit)
+            assert all_are(self.get(chain), Hit)
         pin.release()
 
     def test_prefetch_changes_nothing_but_the_tier(self) -> None:
@@ -280,7 +174,7 @@ class LadderConformance:
         for chain in chains:
             self.put(chain)
         transfer = self.store.prefetch(chains[0])
-        outcomes = self.store.wait(transfer, _WAIT_S)
+        outcomes = self.store.wait(transfer, WAIT_S)
         assert transfer.done and all(isinstance(one, (Hit, Miss, Busy)) for one in outcomes)
         assert all(isinstance(one, (Hit, Miss)) for one in self.get(chains[0]))
 
@@ -295,16 +189,16 @@ class LadderConformance:
         self.store.invalidate(chain, start=3)
         assert self.store.match(chain).blocks == 3
         outcomes = self.get(chain)
-        assert _all(outcomes[:3], Hit) and outcomes[3:] == [Miss()] * 5
-        assert _all(self.get(fork), Hit)
+        assert all_are(outcomes[:3], Hit) and outcomes[3:] == [Miss()] * 5
+        assert all_are(self.get(fork), Hit)
         if self.durable:
             self.restart()
             assert self.store.match(chain).blocks == 3
-        assert _all(self.put(chain, 3, 8), Stored)
-        assert _all(self.get(chain), Hit)
+        assert all_are(self.put(chain, 3, 8), Stored)
+        assert all_are(self.get(chain), Hit)
         if self.durable:
             self.restart()
-            assert _all(self.get(chain), Hit)
+            assert all_are(self.get(chain), Hit)
 
     # Time
 
@@ -312,7 +206,7 @@ class LadderConformance:
         chain = self.chain(1, 6)
         self.put(chain)
         assert all(isinstance(one, (Hit, Expired)) for one in self.get(chain, deadline_s=0.0))
-        assert _all(self.get(chain, deadline_s=_WAIT_S), Hit)
+        assert all_are(self.get(chain, deadline_s=WAIT_S), Hit)
 
     def test_a_lower_tier_that_stalls_ends_in_expired(self) -> None:
         stall = self.stall()
@@ -321,14 +215,14 @@ class LadderConformance:
         chain = self.chain(1, 6)
         self.put(chain)
         self.restart()
-        out = np.full_like(self.content(chain), _UNTOUCHED)
+        out = np.full_like(self.content(chain), UNTOUCHED)
         with stall:
             transfer = self.store.get(chain, out, deadline_s=0.05)
-            outcomes = self.store.wait(transfer, _WAIT_S)
+            outcomes = self.store.wait(transfer, WAIT_S)
             assert transfer.done and outcomes == [Expired()] * 6
             assert self.store.match(chain).blocks == 6  # nobody else waits
-        assert _all(self.get(chain), Hit)
-        assert (out == _UNTOUCHED).all(), "a late completion has touched the caller's buffer"
+        assert all_are(self.get(chain), Hit)
+        assert (out == UNTOUCHED).all(), "a late completion has touched the caller's buffer"
 
     # Across restarts
 
@@ -343,15 +237,15 @@ class LadderConformance:
             for chain in chains:
                 match = self.store.match(chain)
                 assert match.blocks == 6 and Tier.DRAM not in match.tiers, f"found {match.tiers}"
-                assert _all(self.get(chain), Hit)
-                assert _all(self.put(chain), Present)
+                assert all_are(self.get(chain), Hit)
+                assert all_are(self.put(chain), Present)
 
     def test_damage_is_told_from_a_miss_and_from_a_hit(self) -> None:
         chain = self.chain(1, 6)
         self.put(chain)
         if not self.durable:
             return
-        assert self.store.flush(_WAIT_S)
+        assert self.store.flush(WAIT_S)
         self.store.close()
         harmed = self.damage(chain.key(2))
         self.store = self.open_ladder()
@@ -360,11 +254,11 @@ class LadderConformance:
         outcomes = self.get(chain)
         assert isinstance(outcomes[2], (Corrupt, Stale, DeviceFailed)), f"damage answers {outcomes[2]}"
         assert outcomes[2].where and outcomes[2].reason
-        assert _all([*outcomes[:2], *outcomes[3:]], Hit)
+        assert all_are([*outcomes[:2], *outcomes[3:]], Hit)
         assert self.store.match(chain).blocks == 2
         assert self.get(chain, 2, 3) == [Miss()]
-        assert _all(self.put(chain, 2, 3), Stored)
-        assert _all(self.get(chain), Hit)
+        assert all_are(self.put(chain, 2, 3), Stored)
+        assert all_are(self.get(chain), Hit)
 
     # Threads, ends
 
@@ -377,11 +271,11 @@ class LadderConformance:
                 for turn in range(4):
                     mine = self.chain(100 * name + turn, 5)
                     for chain in (shared, mine):
-                        self.put(chain, deadline_s=_WAIT_S)
+                        self.put(chain, deadline_s=WAIT_S)
                         self.get(chain)
                         self.store.match(chain)
                     with self.store.pin(mine) as pin:
-                        assert _all(self.get(mine, 0, pin.blocks), Hit)
+                        assert all_are(self.get(mine, 0, pin.blocks), Hit)
                     self.store.invalidate(mine, start=2)
             except BaseException as error:  # noqa: BLE001 - handed to the test's own thread
                 faults.append(error)
@@ -390,12 +284,12 @@ class LadderConformance:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(2 * _WAIT_S)
+            thread.join(2 * WAIT_S)
             assert not thread.is_alive(), "a thread hangs"
         if faults:
             raise faults[0]
-        assert _all(self.put(shared), Stored | Present)
-        assert _all(self.get(shared), Hit)
+        assert all_are(self.put(shared), Stored | Present)
+        assert all_are(self.get(shared), Hit)
 
     def test_every_block_is_counted_once(self) -> None:
         chain = self.chain(1, 6)
@@ -420,8 +314,3 @@ class LadderConformance:
         with contextlib.suppress(StoreClosedError):
             self.store.flush(1.0)
         self.store.stats()
-
-
-def _all(outcomes: Iterable[object], kind: Any) -> bool:
-    """Whether every outcome is of `kind`."""
-    return all(isinstance(one, kind) for one in outcomes)

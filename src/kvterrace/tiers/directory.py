@@ -20,7 +20,7 @@ from kvterrace.errors import ConfigError, NotAStoreError, StoreLockedError, Stor
 from kvterrace.keys import Namespace
 from kvterrace.tiers.marker import DriveRecord, make_marker, may_become_store, read_marker, sync_folder, write_whole
 
-__all__ = ["StoreDirectory", "lock_partition", "make_root"]
+__all__ = ["PartitionLock", "StoreDirectory", "check_name", "make_root"]
 
 #: Most descriptions of namespaces that one opened store writes: tenants come and go without end.
 _DESCRIPTIONS = 1024
@@ -30,11 +30,11 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 class StoreDirectory:
     """The folder of one partition: locked for writing (`open`), or for reading beside who writes it (`view`)."""
 
-    def __init__(self, root: Path, partition: Path, store_uuid: bytes, lock_fd: int) -> None:
+    def __init__(self, root: Path, partition: Path, store_uuid: bytes, lock: PartitionLock | None) -> None:
         self.root = root
         self.partition = partition
         self.store_uuid = store_uuid
-        self._lock_fd = lock_fd  # -1: for reading
+        self._lock = lock  # None: for reading
         self._described: set[bytes] = set()
         _opened.add(self)
 
@@ -46,7 +46,7 @@ class StoreDirectory:
             ConfigError: the partition's name cannot be a folder name.
             NotAStoreError, FormatVersionError, StoreLockedError, StoreUnusableError: as they say; nothing was changed.
         """
-        _check_name(partition)
+        check_name(partition)
         try:
             store_uuid = _open_root(root, created_unix_s)
             folder = root / "partitions" / partition
@@ -54,7 +54,7 @@ class StoreDirectory:
                 if not each.is_dir():
                     each.mkdir(mode=0o700, exist_ok=True)
                     sync_folder(each.parent)  # what is made in it is only as durable as its own name
-            return cls(root, folder, store_uuid, lock_partition(folder / "lock"))
+            return cls(root, folder, store_uuid, PartitionLock(folder))
         except OSError as error:
             raise StoreUnusableError(
                 f"cannot use {root} as a store: {error.strerror or error}; choose a folder that you can write to"
@@ -68,7 +68,7 @@ class StoreDirectory:
             ConfigError: the partition's name cannot be a folder name.
             NotAStoreError: no store is there, or no such partition in it. FormatVersionError, StoreUnusableError.
         """
-        _check_name(partition)
+        check_name(partition)
         try:
             marker = read_marker(root)
             if marker is None:
@@ -81,13 +81,13 @@ class StoreDirectory:
             raise StoreUnusableError(
                 f"cannot read the store {root}: {error.strerror or error}; ask its owner for permission to read it"
             ) from error
-        return cls(root, folder, marker.store_uuid, -1)
+        return cls(root, folder, marker.store_uuid, None)
 
     def claim_description(self, namespace: Namespace) -> bool:
         """Whether the caller is to call `describe`: True once for each namespace, and for the first 1,024 only. Does
         no I/O. Not thread-safe.
         """
-        if self._lock_fd < 0:
+        if self._lock is None:
             return False  # who does not write the partition writes nothing
         if namespace.digest in self._described or len(self._described) >= _DESCRIPTIONS:
             return False
@@ -107,15 +107,13 @@ class StoreDirectory:
         """Give the partition's lock back, also for descriptors that a forked process has of it. Closing twice does
         nothing.
         """
-        if self._lock_fd >= 0:
-            fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
-            self.disown()
+        if self._lock is not None:
+            self._lock.release()
 
     def disown(self) -> None:
-        """Close this process's descriptor of the lock, which stays held if another process has one."""
-        if self._lock_fd >= 0:
-            os.close(self._lock_fd)
-            self._lock_fd = -1
+        """Close this process's descriptors of the lock, which stays held if another process has some."""
+        if self._lock is not None:
+            self._lock.disown()
 
 
 _opened: weakref.WeakSet[StoreDirectory] = weakref.WeakSet()
@@ -130,8 +128,9 @@ def _disown_in_child() -> None:
 os.register_at_fork(after_in_child=_disown_in_child)
 
 
-def _check_name(partition: str) -> None:
-    if not _NAME.fullmatch(partition):
+def check_name(partition: object) -> None:
+    """Raises ConfigError: `partition` cannot be the name of a partition."""
+    if not isinstance(partition, str) or not _NAME.fullmatch(partition):
         raise ConfigError(f"partition name {partition!r}: use letters, digits, '.', '_' and '-', at most 64")
 
 
@@ -155,25 +154,57 @@ def make_root(root: Path, created_unix_s: float, drive: DriveRecord | None = Non
     make_marker(root, created_unix_s, drive)
 
 
-def lock_partition(path: Path) -> int:
-    """Lock the file `path` of a partition; returns its descriptor, which holds the lock until it is closed. Does not
-    wait.
+class PartitionLock:
+    """The right to write a partition, held by at most one process at a time, until `release` or its end.
 
-    Raises:
-        StoreLockedError: another process has it. OSError.
+    Both the file `lock`, which says who holds it, and the folder itself are locked: somebody may remove the file.
     """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        holder = os.pread(fd, 64, 0).decode(errors="replace").strip()
-        os.close(fd)
-        if error.errno not in (errno.EAGAIN, errno.EACCES):
+
+    def __init__(self, partition: Path) -> None:
+        """Take the lock of the folder `partition`. Does not wait.
+
+        Raises:
+            StoreLockedError: another process has it, or an earlier store of this one. OSError.
+        """
+        self._fds: list[int] = []
+        try:
+            # not through a link: what it leads to, outside the store, would be overwritten
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._fds.append(os.open(partition / "lock", flags, 0o600))
+            self._fds.append(os.open(partition, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+            for fd in self._fds:
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError as error:
+                    if error.errno in (errno.EAGAIN, errno.EACCES):
+                        raise self._refusal(partition) from error
+                    if fd == self._fds[0]:  # file systems over a network lock files, and may not lock folders
+                        raise
+            os.ftruncate(self._fds[0], 0)
+            os.pwrite(self._fds[0], f"pid {os.getpid()}\n".encode(), 0)
+        except BaseException:
+            self.disown()
             raise
-        raise StoreLockedError(
-            f"{path.parent} is being written by another process ({holder or 'unknown'}); close it, or give this one "
+
+    def _refusal(self, partition: Path) -> StoreLockedError:
+        holder = os.pread(self._fds[0], 64, 0).decode(errors="replace").strip()
+        if holder == f"pid {os.getpid()}":
+            return StoreLockedError(
+                f"{partition} is held by a store of this process ({holder}): close it; if that has timed out, its drive"
+                " had not answered: closing it once more, when the drive answers again, gives the partition back"
+            )
+        return StoreLockedError(
+            f"{partition} is being written by another process ({holder or 'unknown'}); close it, or give this one "
             "its own partition or folder"
-        ) from error
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, f"pid {os.getpid()}\n".encode(), 0)
-    return fd
+        )
+
+    def release(self) -> None:
+        """Give the lock back, also for descriptors that a forked process has of it. Doing so twice does nothing."""
+        for fd in self._fds:
+            fcntl.flock(fd, fcntl.LOCK_UN)
+        self.disown()
+
+    def disown(self) -> None:
+        """Close this process's descriptors of the lock, which stays held if another process has some."""
+        while self._fds:
+            os.close(self._fds.pop())

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvterrace.errors import ConfigError, NotAStoreError, StoreLockedError, StoreUnusableError
-from kvterrace.tiers.directory import StoreDirectory, lock_partition, make_root
+from kvterrace.tiers.directory import PartitionLock, StoreDirectory, make_root
 from kvterrace.tiers.marker import (
     DriveRecord,
     Marker,
@@ -138,7 +138,7 @@ def settled(given: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _change(drive: DriveRecord | None) -> tuple[str, int, str] | None:
-    return None if drive is None else (drive.set_id, drive.generation, drive.change_id)
+    return None if drive is None else drive.change
 
 
 def _completed(given: Sequence[Candidate]) -> list[Candidate]:
@@ -308,7 +308,7 @@ def _other_partitions_locked(root: Path, partition: str) -> Iterator[None]:
     with contextlib.ExitStack() as held, _named(root):
         for folder in _partitions(root):
             if folder.name != partition:
-                held.callback(os.close, lock_partition(folder / "lock"))
+                held.callback(PartitionLock(folder).release)
         yield
 
 

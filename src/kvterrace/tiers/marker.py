@@ -54,6 +54,11 @@ class DriveRecord:
     index: int
     count: int
 
+    @property
+    def change(self) -> tuple[str, int, str]:
+        """The change of the drives that it was written for; the same on all drives that took part in it."""
+        return self.set_id, self.generation, self.change_id
+
     def to_json(self) -> dict[str, object]:
         """As it stands in `store.json`."""
         return {
@@ -175,7 +180,7 @@ def _read(root: Path) -> dict[str, object] | None:
             raise ValueError("longer than 64 KiB" if regular else "not a regular file")
         found = json.loads(text)
         version = found["format_version"]
-        if not isinstance(found, dict) or not isinstance(version, int) or version < 1:
+        if not isinstance(found, dict) or type(version) is not int or version < 1:
             raise ValueError(f"format version {version!r}")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _damaged(root, error) from error

@@ -8,7 +8,6 @@ import contextlib
 import logging
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,6 +31,7 @@ from kvterrace.format.segment import (
     footer_nbytes_for,
 )
 from kvterrace.io.base import FileInfo, IoClass, IoEngine, IoFile, IoKind, IoRequest, IoResult
+from kvterrace.tiers.answering import answer, answers
 from kvterrace.types import DeviceFailed
 
 __all__ = ["NewFile", "RecoveredSegment", "SegmentFiles", "aligned_pages", "footer_room_nbytes", "segment_number"]
@@ -111,6 +111,8 @@ class SegmentFiles:
         self._nonces: dict[int, bytes] = {}
         self.footers: dict[int, FooterBuilder] = {}
         self._recovered: dict[int, Footer] = {}
+        #: Segments that are another store's, or were renamed: never used, and never removed.
+        self.foreign: set[int] = set()
         #: What the partition's files that are no segments take of the drive, as `recover` found them.
         self.other_nbytes = 0
 
@@ -213,10 +215,11 @@ class SegmentFiles:
 
         Raises:
             FormatVersionError: a segment was written by a newer version.
-            StoreUnusableError: the segments' numbers are too far apart for one of several volumes.
+            StoreUnusableError: the drive does not answer, or the segments' numbers are too far apart for one of several
+                volumes.
         """
         files: list[tuple[int, FileInfo]] = []
-        for info in self.engine.list(self.folder):
+        for info in answer(self.engine, self.folder, lambda: self.engine.list(self.folder)):
             number = segment_number(info.name)
             if number is not None:
                 files.append((number, info))
@@ -234,7 +237,7 @@ class SegmentFiles:
         self.engine.submit(scans)
         found: dict[int, RecoveredSegment] = {}
         fault: BaseException | None = None
-        for result in self._ended(len(scans)):
+        for result in answers(self.engine, self.folder, len(scans)):
             tag: Any = result.request.tag
             fault = fault or result.crash
             if isinstance(result.value, _Scan):
@@ -264,12 +267,6 @@ class SegmentFiles:
                 _log.warning("%s is no segment of this store; it only takes room", self.path(number))
                 self.other_nbytes += one.file_nbytes
         return [found[number] for number in sorted(found) if number <= end]
-
-    def _ended(self, count: int) -> Iterator[IoResult]:
-        while count > 0:
-            results = self.engine.poll(1.0)
-            count -= len(results)
-            yield from results
 
     def _scan(self, number: int, nbytes: int, _: IoResult) -> _Scan:
         """Open and read one segment. On an engine's thread: touches no table."""
@@ -301,6 +298,7 @@ class SegmentFiles:
             case SegmentContents():
                 if contents.header.store_uuid != self.store_uuid or contents.header.segment_id != number - self._base:
                     _log.warning("segment %s belongs to another store or has been renamed; it is not used", path)
+                    self.foreign.add(number)
                 else:
                     for problem in contents.problems:
                         _log.info("segment %s: %s", path, problem)

@@ -63,11 +63,13 @@ class Look:
     """What a look at the folder found. Where it `failed`, nothing is known: `gone` is empty then.
 
     `gone`: names known before that stand for no file any more, or for another. `marker`: what `store.json` says now.
+    `others`: what lies in the folder beside segments.
     """
 
     marker: Marker | None = None
     learnt: list[Learnt] = field(default_factory=list)
     gone: list[str] = field(default_factory=list)
+    others: list[FileInfo] = field(default_factory=list)
     failed: Exception | None = None
     took_s: float = 0.0
 
@@ -114,7 +116,9 @@ class SharedFiles(SegmentFiles):
             look.marker = read_marker(self._root)
             if marker_only:
                 return look
-            listed = [info for info in self.engine.list(self.folder) if segment_number(info.name) is not None]
+            everything = self.engine.list(self.folder)
+            listed = [info for info in everything if segment_number(info.name) is not None]
+            look.others = [info for info in everything if segment_number(info.name) is None]
             for info in listed:
                 was = known.get(info.name)
                 if was is None or not was.sealed or was.mark != info.mark or not info.mark:

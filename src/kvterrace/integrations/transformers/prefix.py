@@ -23,8 +23,9 @@ from kvterrace.integrations.transformers.model import (
 )
 from kvterrace.integrations.transformers.namespace import namespace_for_model
 from kvterrace.integrations.transformers.protocol import PrefixStore
-from kvterrace.integrations.transformers.report import BlockFault, RestoreReport, StoreReport, fault_words
+from kvterrace.integrations.transformers.report import BlockFault, RestoreReport, StoreReport, Tally, fault_words
 from kvterrace.integrations.transformers.roomy import Room, RoomyLayer
+from kvterrace.integrations.transformers.tokens import token_rows
 from kvterrace.integrations.transformers.views import block_parts
 from kvterrace.keys import KeyChain, Namespace, chain_keys
 from kvterrace.layout import KVLayout
@@ -40,7 +41,6 @@ _MISTAKES = (ConfigError, LayoutError, UnsupportedModelError)
 # Blocks handed over in one transfer: what is copied from an accelerator at a time.
 _PUT_BLOCKS = 32
 _SEQUENCE_NBYTES = 16
-_MAX_REPORTED_FAULTS = 8
 
 
 class PrefixCache:
@@ -152,7 +152,7 @@ class PrefixCache:
             ConfigError: rows of unequal length, padding, or no token.
         """
         began_s = time.monotonic()
-        rows = _token_rows(input_ids, attention_mask)
+        rows = token_rows(input_ids, attention_mask)
         length = len(rows[0])
         limit = (length - 1) // self.layout.block_tokens
         chains = [self.chain(row)[:limit] for row in rows]
@@ -207,7 +207,7 @@ class PrefixCache:
         Returns:
             Logits of the last token, `[batch, vocabulary]`.
         """
-        rows = _token_rows(input_ids, None)
+        rows = token_rows(input_ids, None)
         ids = torch.tensor(rows, dtype=torch.long, device=self._model.device)
         length, done = ids.shape[1], int(cache.get_seq_length())
         if done >= length:
@@ -247,7 +247,7 @@ class PrefixCache:
             UnsupportedModelError: another kind of cache, or of another shape.
         """
         began_s = time.monotonic()
-        rows = _token_rows(input_ids, attention_mask)
+        rows = token_rows(input_ids, attention_mask)
         check_cache(cache, self._model.config)
         held = int(cache.get_seq_length())
         if held > len(rows[0]):
@@ -257,7 +257,7 @@ class PrefixCache:
             return StoreReport(0)
         tensors = layer_tensors(cache)
         self._check_tensors(tensors, len(rows))
-        tally = _Tally(whole * len(rows), self.layout.block_nbytes)
+        tally = Tally(whole * len(rows), self.layout.block_nbytes)
         try:
             for number, row in enumerate(rows):
                 chain = self.chain(row)[:whole]
@@ -338,7 +338,7 @@ class PrefixCache:
                 )
 
     def _write(
-        self, chain: KeyChain, tensors: Sequence[torch.Tensor], row: int, first: int, sequence: bytes, tally: _Tally
+        self, chain: KeyChain, tensors: Sequence[torch.Tensor], row: int, first: int, sequence: bytes, tally: Tally
     ) -> None:
         """Hand over blocks `first..` of one row, some at a time; stop at the first that is not taken: its heirs hang
         on it."""
@@ -361,60 +361,5 @@ class PrefixCache:
         return block_parts(cut, 0, 0, stop - start, width)
 
 
-class _Tally:
-    def __init__(self, blocks: int, block_nbytes: int) -> None:
-        self.blocks, self.block_nbytes = blocks, block_nbytes
-        self.stored = self.present = self.missed = 0
-        self.faults: list[BlockFault] = []
-        self.error = ""
-
-    def count(self, outcome: Stored | Present) -> None:
-        if isinstance(outcome, Stored):
-            self.stored += 1
-        else:
-            self.present += 1
-
-    def miss(self, row: int, block: int, blocks: int, outcome: Any) -> None:
-        self.missed += blocks
-        if len(self.faults) < _MAX_REPORTED_FAULTS:
-            self.faults.append(BlockFault(row, block, outcome))
-
-    def report(self, elapsed_s: float) -> StoreReport:
-        missed = self.missed if not self.error else self.blocks - self.stored - self.present
-        return StoreReport(
-            blocks=self.blocks,
-            stored_blocks=self.stored,
-            present_blocks=self.present,
-            nbytes=self.stored * self.block_nbytes,
-            elapsed_s=elapsed_s,
-            faults=tuple(self.faults),
-            missed_blocks=missed,
-            error=self.error,
-        )
-
-
 def _leading_hits(outcomes: Sequence[Any]) -> int:
     return next((i for i, outcome in enumerate(outcomes) if not isinstance(outcome, Hit)), len(outcomes))
-
-
-def _token_rows(input_ids: Any, attention_mask: Any) -> list[list[int]]:
-    """Rows of equal length as plain lists."""
-    rows = input_ids.tolist() if hasattr(input_ids, "tolist") else list(input_ids)
-    if rows and not isinstance(rows[0], (list, tuple)):
-        rows = [rows]
-    lengths = {len(row) for row in rows}
-    if len(lengths) > 1:
-        raise ConfigError(
-            f"rows of {min(lengths)} to {max(lengths)} tokens in one batch: give rows of equal length, or one row a "
-            "call"
-        )
-    if not rows or not len(rows[0]):
-        raise ConfigError("input_ids holds no token")
-    if attention_mask is not None:
-        mask = attention_mask.tolist() if hasattr(attention_mask, "tolist") else list(attention_mask)
-        flat = [value for row in mask for value in (row if isinstance(row, (list, tuple)) else [row])]
-        if not all(flat):
-            raise ConfigError(
-                "attention_mask masks tokens: padding is not supported: give rows of equal length, or one row a call"
-            )
-    return [[int(token) for token in row] for row in rows]

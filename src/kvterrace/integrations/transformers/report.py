@@ -5,10 +5,25 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from kvterrace.types import Busy, Corrupt, DeviceFailed, Expired, GetOutcome, Miss, PutOutcome, Stale, Tier
+from kvterrace.types import (
+    Busy,
+    Corrupt,
+    DeviceFailed,
+    Expired,
+    GetOutcome,
+    Miss,
+    Present,
+    PutOutcome,
+    Stale,
+    Stored,
+    Tier,
+)
 
-__all__ = ["BlockFault", "RestoreReport", "StoreReport", "fault_words"]
+_MAX_REPORTED_FAULTS = 8
+
+__all__ = ["BlockFault", "RestoreReport", "StoreReport", "Tally", "fault_words"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +81,40 @@ class StoreReport:
     faults: tuple[BlockFault, ...] = ()
     missed_blocks: int = 0
     error: str = ""
+
+
+class Tally:
+    """The counts of a `StoreReport` while blocks are handed over."""
+
+    def __init__(self, blocks: int, block_nbytes: int) -> None:
+        self.blocks, self.block_nbytes = blocks, block_nbytes
+        self.stored = self.present = self.missed = 0
+        self.faults: list[BlockFault] = []
+        self.error = ""
+
+    def count(self, outcome: Stored | Present) -> None:
+        if isinstance(outcome, Stored):
+            self.stored += 1
+        else:
+            self.present += 1
+
+    def miss(self, row: int, block: int, blocks: int, outcome: Any) -> None:
+        self.missed += blocks
+        if len(self.faults) < _MAX_REPORTED_FAULTS:
+            self.faults.append(BlockFault(row, block, outcome))
+
+    def report(self, elapsed_s: float) -> StoreReport:
+        missed = self.missed if not self.error else self.blocks - self.stored - self.present
+        return StoreReport(
+            blocks=self.blocks,
+            stored_blocks=self.stored,
+            present_blocks=self.present,
+            nbytes=self.stored * self.block_nbytes,
+            elapsed_s=elapsed_s,
+            faults=tuple(self.faults),
+            missed_blocks=missed,
+            error=self.error,
+        )
 
 
 _WORDS = (
