@@ -11,6 +11,7 @@ import pytest
 from tests.vllm.machine import BLOCK, Machine, machine, model_folder, plain_seed, prompt, reference
 from tests.vllm.stores import between
 from vllm.v1.request import RequestStatus
+from vllm.v1.worker import kv_connector_model_runner_mixin as mixin
 
 from kvterrace.errors import StoreClosedError
 from kvterrace.integrations.vllm.namespace import rank_chain
@@ -203,6 +204,31 @@ def test_when_a_step_ends_nothing_reads_the_pool_any_more(model: Path, extra: Ex
         assert len(store.puts) > 1
         engine.ask(SECOND)
         assert engine.ask(FIRST) == (reference(FIRST, 4, PLAIN), 8 + 3)
+
+
+@pytest.mark.parametrize("error", [SystemExit, RuntimeError])
+def test_a_step_that_fails_keeps_nothing(
+    model: Path, extra: Extra, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    """vLLM's model runner waits for saves in a `finally`; a worker's SIGTERM raises SystemExit wherever it is."""
+    with machine(model, extra) as engine:
+        engine.add("dies", FIRST)
+        engine.step()  # 128 of 200 tokens
+        planned = engine.scheduler.schedule()
+        monkeypatch.setattr(mixin, "get_kv_transfer_group", lambda: engine.worker)
+        monkeypatch.setattr(mixin, "get_forward_context", lambda: None)
+        with (
+            pytest.raises(error),
+            mixin.KVConnectorModelRunnerMixin._get_kv_connector_output(planned),
+        ):
+            raise error
+        # Whoever goes on with such an engine computes on what vLLM took for computed.
+        engine.scheduler.finish_requests("dies", RequestStatus.FINISHED_ABORTED)
+        engine.scheduler.reset_prefix_cache()
+        engine.ask(SECOND)
+    with machine(model, extra) as engine:
+        assert engine.ask(FIRST) == (reference(FIRST, 4, PLAIN), 200 - 128 + 3)
+        assert engine.ask(SECOND) == (reference(SECOND, 4, PLAIN), 200 + 3)
 
 
 def test_blocks_that_never_find_room_are_counted_as_lost(model: Path, extra: Extra) -> None:

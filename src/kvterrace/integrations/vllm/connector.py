@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -161,7 +162,13 @@ class KVTerraceConnector(KVConnectorBase_V1):
         """Nothing: blocks are saved whole, after the step."""
 
     def wait_for_save(self) -> None:
-        self._moving.save()
+        """vLLM asks for it in a `finally`, so after a forward pass that has raised (or was ended by a signal), too: what
+        lies in the blocks of that step then is not the KV of its tokens.
+        """
+        if sys.exc_info()[0] is None:
+            self._moving.save()
+        else:
+            self._moving.step_failed()
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:  # noqa: ARG002
         self._loaded = self._moving.poll()

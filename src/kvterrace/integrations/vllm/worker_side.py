@@ -88,6 +88,7 @@ class WorkerSide:
         self._spaces = {"": namespace}
         self._epoch = ""
         self._dead: set[str] = set()
+        self._step_failed = False
         self._keys: dict[str, bytes] = {}
         self._loads: list[_Load] = []
         self._report = WorkerReport()
@@ -159,6 +160,13 @@ class WorkerSide:
             self._loads.append(_Load(job, transfer, self._epoch, began_s))
         self._plan.loads = []
 
+    def step_failed(self) -> None:
+        """The step's forward pass has raised: its blocks hold anything, and vLLM may take them for computed if somebody
+        goes on with this engine. Nothing is kept any more.
+        """
+        self._step_failed = True
+        self._warn("step failed", "a step of the engine has failed: nothing more is kept until it is started again")
+
     def save(self) -> None:
         """Store the blocks that the step has filled. When it returns, nothing reads the pool any more."""
         assert self._plan is not None
@@ -166,7 +174,7 @@ class WorkerSide:
         if self._plan.tokens:
             self._report.compute = (self._plan.tokens, self._step_s)
         jobs, self._plan.saves = self._plan.saves, []
-        if not jobs or self._epoch in self._dead:
+        if not jobs or self._step_failed or self._epoch in self._dead:
             return
         began_s = time.monotonic()
         room_s = min(_SAVE_MOST_S, max(_SAVE_LEAST_S, _SAVE_SHARE * self._step_s))
