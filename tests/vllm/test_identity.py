@@ -167,6 +167,21 @@ def test_what_a_request_computed_before_a_reset_is_not_kept_after_it(model: Path
         assert engine.ask(TOKENS)[1] == REST
 
 
+def test_what_vllm_has_kept_over_a_reset_is_not_kept_as_new(model: Path, extra: Extra) -> None:
+    """vLLM empties its own prefix cache only if no request holds blocks, and resets the connector all the same."""
+    with machine(model, extra, blocks=60) as engine:
+        engine.ask(TOKENS)
+        engine.add("running", OTHER, answer=30)
+        engine.step()
+        assert not engine.scheduler.reset_prefix_cache(reset_connector=True)
+        assert engine.ask(TOKENS)[1] < ALL  # with the rest of the other; begins on blocks from before the reset
+        engine.run()
+        assert engine.scheduler.reset_prefix_cache()
+        assert engine.ask(TOKENS)[1] == ALL  # none of them was stored
+        assert engine.scheduler.reset_prefix_cache()
+        assert engine.ask(TOKENS)[1] == REST
+
+
 def test_a_request_that_ran_over_a_reset_loads_nothing_when_it_is_preempted(model: Path, extra: Extra) -> None:
     with machine(model, extra) as engine:
         engine.add("running", TOKENS, answer=20)

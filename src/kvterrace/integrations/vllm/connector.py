@@ -82,6 +82,9 @@ class KVTerraceConnector(KVConnectorBase_V1):
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
         self._planning.connect(metadata)
 
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        self._planning.bind_pool(gpu_block_pool)
+
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         return self._planning.match(request, num_computed_tokens)
 

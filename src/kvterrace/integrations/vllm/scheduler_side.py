@@ -60,6 +60,8 @@ class SchedulerSide:
         self._adapters = Adapters()
         self._rates = Rates()
         self._lookup: Lookup | None = None
+        self._pool: Any = None
+        self._outdated: Any = None  # vLLM's index of cached blocks, where a reset has left it as it was
         self._epoch = ""
         self._nbytes_per_block = 0
         self._loads: list[LoadJob] = []
@@ -75,6 +77,10 @@ class SchedulerSide:
         self._namespace = with_epoch(self._base, self._epoch)
         self._lookup = lookup_for(ranks) if lookup is None else lookup
 
+    def bind_pool(self, pool: Any) -> None:
+        """vLLM's pool of blocks, with its own prefix cache: looked at, never changed."""
+        self._pool = pool
+
     # -- matching ------------------------------------------------------------------------------------------------------
 
     def match(self, request: Any, computed_tokens: int) -> tuple[int | None, bool]:
@@ -86,6 +92,8 @@ class SchedulerSide:
         tracked = self._track(request)
         if isinstance(tracked, Wait):
             return None, False
+        if computed_tokens and self._outdated is not None and self._index() is self._outdated:
+            tracked.keys = None  # begins on what vLLM has kept over a reset: of other weights, for all we know
         if tracked.keys is None or tracked.failed or request.skip_reading_prefix_cache:
             return 0, False
         start, most = computed_tokens // self._width, (request.num_tokens - 1) // self._width
@@ -240,7 +248,11 @@ class SchedulerSide:
             self._ended.append(request_id)
 
     def reset(self) -> None:
-        """Nothing that was kept so far is served any more; nor is kept what running requests compute from it."""
+        """Nothing that was kept so far is served any more; nor is kept what running requests compute from it, or others
+        from vLLM's own prefix cache, which stays as it is while any request holds blocks.
+        """
+        index = self._index()
+        self._outdated = index if index is not None and len(index) else None
         self._epoch = uuid.uuid4().hex
         self._namespace = with_epoch(self._base, self._epoch)
         for request_id, tracked in list(self._tracked.items()):
@@ -248,6 +260,9 @@ class SchedulerSide:
                 tracked.keys = None
             else:
                 self._forget(request_id)
+
+    def _index(self) -> Any:
+        return None if self._pool is None else self._pool.cached_block_hash_to_block
 
     def close(self) -> None:
         """Let go of threads and sockets."""
