@@ -45,8 +45,9 @@ VOCABULARY = 512
 BLOCK_NBYTES = LAYERS * HEADS * BLOCK * 2 * DIM * 4
 
 
-def model_folder(folder: Path, weights: bytes = b"one") -> Path:
-    """A folder with the config of a small Llama, and weights that nobody reads but to tell them from others."""
+def model_folder(folder: Path, weights: bytes = b"one", **facts: Any) -> Path:
+    """A folder with the config of a small Llama, changed by `facts`, and weights that nobody reads but to tell them from
+    others."""
     folder.mkdir(parents=True, exist_ok=True)
     config = {
         "architectures": ["LlamaForCausalLM"],
@@ -60,6 +61,7 @@ def model_folder(folder: Path, weights: bytes = b"one") -> Path:
         "vocab_size": VOCABULARY,
         "max_position_embeddings": 1024,
         "torch_dtype": "float32",
+        **facts,
     }
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "model.safetensors").write_bytes(weights)
@@ -68,19 +70,26 @@ def model_folder(folder: Path, weights: bytes = b"one") -> Path:
 
 def config_for(model: Path, extra: Mapping[str, Any], **changes: Any) -> VllmConfig:
     """A configuration of vLLM with the connector; `changes`: `policy`, `role`, `batched_tokens`, `seqs`,
-    `ranks`, `backend`."""
+    `ranks`, `backend`, `longest`, `implementation`."""
+    longest = changes.get("longest", 512)
     return VllmConfig(
         parallel_config=ParallelConfig(
             tensor_parallel_size=changes.get("ranks", 1), distributed_executor_backend=changes.get("backend")
         ),
         model_config=ModelConfig(
-            model=str(model), tokenizer=str(model), skip_tokenizer_init=True, dtype="float32", max_model_len=512, seed=0
+            model=str(model),
+            tokenizer=str(model),
+            skip_tokenizer_init=True,
+            dtype="float32",
+            max_model_len=longest,
+            seed=0,
+            model_impl=changes.get("implementation", "auto"),
         ),
         cache_config=CacheConfig(block_size=BLOCK, enable_prefix_caching=changes.get("prefix_caching", True)),
         scheduler_config=SchedulerConfig(
             max_num_batched_tokens=changes.get("batched_tokens", 128),
             max_num_seqs=changes.get("seqs", 8),
-            max_model_len=512,
+            max_model_len=longest,
             enable_chunked_prefill=True,
             is_encoder_decoder=False,
             async_scheduling=False,

@@ -46,6 +46,35 @@ def test_a_commit_of_the_hub_names_the_weights(tmp_path: Path, extra: Extra) -> 
         assert engine.ask(TOKENS)[1] == ALL
 
 
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0] * 2,
+    "long_factor": [2.0] * 2,
+    "original_max_position_embeddings": 512,
+}
+
+
+def test_longrope_takes_other_factors_for_another_longest_context(tmp_path: Path, extra: Extra) -> None:
+    """vLLM rotates K by the long factors in all requests as soon as `--max-model-len` is above the original length."""
+    model = model_folder(tmp_path / "m", rope_parameters=LONG_ROPE)
+    for longest, want in ((512, ALL), (1024, ALL), (512, REST)):
+        with machine(model, extra, longest=longest) as engine:
+            assert engine.ask(TOKENS)[1] == want
+
+
+def test_other_models_may_change_their_longest_context(model: Path, extra: Extra) -> None:
+    for longest, want in ((512, ALL), (1024, REST)):
+        with machine(model, extra, longest=longest) as engine:
+            assert engine.ask(TOKENS)[1] == want
+
+
+def test_the_code_of_another_library_computes_other_kv(model: Path, extra: Extra) -> None:
+    for implementation, want in (("vllm", ALL), ("transformers", ALL), ("vllm", REST)):
+        with machine(model, extra, implementation=implementation) as engine:
+            assert engine.ask(TOKENS)[1] == want
+
+
 def test_tenants_match_nothing_of_each_other(model: Path, extra: Extra) -> None:
     for tenant, want in (("one", ALL), ("two", ALL), ("one", REST), ("two", REST)):
         with machine(model, {**extra, "tenant": tenant}) as engine:

@@ -61,12 +61,16 @@ def namespace_for_rank(
         "pages": pages.geometry,
         "dtype": str(vllm_config.model_config.dtype),
         "quantization": str(vllm_config.model_config.quantization),
+        "implementation": vllm_config.model_config.architecture,
         "compiled": str(vllm_config.compilation_config.mode),
         "matmul_precision": torch.get_float32_matmul_precision(),
         "config": _config_digest(vllm_config.model_config),
         "pipeline": [place.pipeline_rank, place.pipeline_size],
         "windows": [spec.sliding_window, spec.attention_chunk_size],
     }
+    if _has_long_rope(vllm_config.model_config):
+        model = vllm_config.model_config  # as asked for, too: vLLM may fit it to its memory after it has made the model
+        numerics["longest"] = [model.max_model_len, getattr(model, "original_max_model_len", None)]
     text = json.dumps(numerics, sort_keys=True, separators=(",", ":"))
     return Namespace(model=fingerprint, layout=layout, tenant=tenant, numerics=text)
 
@@ -86,6 +90,11 @@ def _config_digest(model_config: Any) -> str:
     fields = {key: value for key, value in model_config.hf_config.to_dict().items() if key not in _INERT_FIELDS}
     text = json.dumps(fields, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _has_long_rope(model_config: Any) -> bool:
+    """Whether vLLM chooses between short and long factors of the rotary embedding by the longest context it serves."""
+    return "longrope" in json.dumps(model_config.hf_config.to_dict(), default=str)
 
 
 def with_epoch(namespace: Namespace, epoch: str) -> Namespace:
