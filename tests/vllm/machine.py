@@ -46,8 +46,8 @@ BLOCK_NBYTES = LAYERS * HEADS * BLOCK * 2 * DIM * 4
 
 
 def model_folder(folder: Path, weights: bytes = b"one", **facts: Any) -> Path:
-    """A folder with the config of a small Llama, changed by `facts`, and weights that nobody reads but to tell them from
-    others."""
+    """A folder with the config of a small Llama, changed by `facts`, and weights that nobody reads but to tell them
+    from others."""
     folder.mkdir(parents=True, exist_ok=True)
     config = {
         "architectures": ["LlamaForCausalLM"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from vllm.v1.worker import kv_connector_model_runner_mixin as mixin
 
 from kvterrace.errors import StoreClosedError
 from kvterrace.integrations.vllm.namespace import rank_chain
+from kvterrace.integrations.vllm.rates import Rates
 from kvterrace.keys import chain_keys
 from kvterrace.types import Busy, Corrupt, Expired, Miss
 
@@ -373,6 +375,16 @@ def test_one_rank_in_another_process_than_its_scheduler(
     with machine(model, extra, blocks=14, backend="mp") as engine:
         engine.ask(FIRST)
         engine.ask(SECOND)
+        assert engine.ask(FIRST) == (reference(FIRST, 4, PLAIN), 8 + 3)
+
+
+def test_ranks_load_side_by_side_so_one_ranks_share_is_weighed(model: Path, extra: Extra, processes: None) -> None:
+    with machine(model, extra, blocks=14, ranks=2) as engine:
+        engine.ask(FIRST)
+        engine.ask(SECOND)
+        rates = engine.scheduler.connector._scheduler._rates = Rates()
+        rates.computed(1000, 1.0)  # 192 tokens in 0.192 s
+        rates.loaded(1 << 20, 10.0, time.monotonic())  # a rank's 12 blocks in 0.176 s, those of both in 0.352 s
         assert engine.ask(FIRST) == (reference(FIRST, 4, PLAIN), 8 + 3)
 
 

@@ -165,7 +165,7 @@ class KVTerraceConnector(KVConnectorBase_V1):
         """Nothing: blocks are saved whole, after the step."""
 
     def wait_for_save(self) -> None:
-        """vLLM asks for it in a `finally`, so after a forward pass that has raised (or was ended by a signal), too: what
+        """vLLM asks for it in a `finally`, so also after a forward pass that has raised, or was ended by a signal: what
         lies in the blocks of that step then is not the KV of its tokens.
         """
         if sys.exc_info()[0] is None:

@@ -73,7 +73,8 @@ class SchedulerSide:
         """The workers are there. `handshakes` by (pipeline rank, tensor rank); before the first request."""
         ranks = [handshakes[rank] for rank in sorted(handshakes)]
         self._base = ranks[0].namespace
-        self._nbytes_per_block = sum(one.namespace.layout.block_nbytes for one in ranks)
+        # Of one rank: they load side by side, and each tells how long its own share took.
+        self._nbytes_per_block = max(one.namespace.layout.block_nbytes for one in ranks)
         self._namespace = with_epoch(self._base, self._epoch)
         self._lookup = lookup_for(ranks) if lookup is None else lookup
 
