@@ -89,7 +89,7 @@ class WorkerSide:
         self._epoch = ""
         self._dead: set[str] = set()
         self._step_failed = False
-        self._keys: dict[str, bytes] = {}
+        self._keys: dict[str, bytes] = {}  # this rank's own, of the request's epoch
         self._loads: list[_Load] = []
         self._report = WorkerReport()
         self._plan: StepPlan | None = None
@@ -138,10 +138,11 @@ class WorkerSide:
         self._plan, self._epoch = plan, plan.epoch
         for request_id in plan.ended:
             self._keys.pop(request_id, None)
+        space = self._space(plan.epoch)
         for request_id, (first, keys) in plan.keys.items():
             had = self._keys.get(request_id, b"")[: 32 * first]
             assert len(had) == 32 * first, "the scheduler takes keys for sent that are not here"
-            self._keys[request_id] = had + keys
+            self._keys[request_id] = had + rank_chain(space, keys, plan.made_in).data
         self._began_s = time.monotonic()
 
     def load(self) -> None:
@@ -298,7 +299,8 @@ class WorkerSide:
         assert self._plan is not None
         keys = self._keys[request_id][: 32 * blocks]
         assert len(keys) == 32 * blocks, "a job for blocks whose keys were not sent"
-        return rank_chain(self._space(self._epoch), keys, self._plan.made_in)
+        space = self._space(self._epoch)
+        return KeyChain(space, space.root_key(), keys)
 
     def _fault(self, what: str, error: Exception) -> None:
         self.counts.blocks[f"{what}_error"] += 1
