@@ -262,6 +262,21 @@ def test_a_request_that_waits_for_room_is_looked_up_once(model: Path, extra: Ext
         assert asked == ["waits"]
 
 
+def test_what_waits_for_room_is_counted_once(model: Path, extra: Extra, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvterrace.integrations.vllm.scheduler_side._ANSWER_S", 0.0)  # asked anew at each step
+    with machine(model, extra, blocks=14) as engine:
+        engine.ask(FIRST)
+        engine.counts.clear()
+        monkeypatch.setattr(Rates, "worth_loading", lambda *_: False)
+        engine.add("runs", SECOND, answer=8)
+        engine.step()
+        engine.add("waits", FIRST)
+        engine.run()
+        assert engine.answers["waits"] == reference(FIRST, 4, PLAIN)
+        assert engine.counts["tokens.queried"] == 2 * 192
+        assert engine.counts["tokens.cheaper_computed"] == 192
+
+
 def test_a_request_for_the_logits_of_its_prompt_loads_nothing(model: Path, extra: Extra) -> None:
     with machine(model, extra, blocks=14) as engine:
         engine.ask(FIRST)

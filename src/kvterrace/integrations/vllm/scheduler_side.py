@@ -37,6 +37,7 @@ class _Tracked:
         saved: blocks that are in the store, or on the way into it.
         failed: whether a load of it has failed: it is not loaded again, so that no request waits for ever.
         planned: blocks `start, stop` that the last answer to vLLM offered.
+        queried, cheaper_computed: tokens to count once vLLM has let the request in, which it may ask for many times.
         hit: tokens from DRAM and from SSD, of the load that vLLM took up last.
     """
 
@@ -46,6 +47,8 @@ class _Tracked:
     saved: int = 0
     failed: bool = False
     planned: tuple[int, int] = (0, 0)
+    queried: int = 0
+    cheaper_computed: int = 0
     hit: tuple[int, int] = (0, 0)
     answer: Answer | None = None
     answered: tuple[int, float] = (0, 0.0)  # length of the chain that was asked for, and when
@@ -108,9 +111,9 @@ class SchedulerSide:
         if tokens <= 0:
             return 0, False
         if not self._rates.worth_loading(tokens, (stop - start) * self._nbytes_per_block, time.monotonic()):
-            self.counts.cheaper_computed += tokens
+            tracked.cheaper_computed = tokens
             return 0, False
-        tracked.planned = (start, stop)
+        tracked.planned, tracked.cheaper_computed = (start, stop), 0
         return tokens, True
 
     def _track(self, request: Any) -> _Tracked | Wait:
@@ -137,7 +140,7 @@ class SchedulerSide:
         answer = self._lookup.ask(tracked.request.request_id, self._epoch, self._namespace.digest, chain)
         if answer is not None:
             self._lookup.forget(tracked.request.request_id)
-            self.counts.queried += blocks * self._width
+            tracked.queried = blocks * self._width
             tracked.answer, tracked.answered = answer, (blocks, now_s)
         return answer
 
@@ -157,7 +160,12 @@ class SchedulerSide:
     def allocated(self, request: Any, rows: list[int], external_tokens: int) -> None:
         """vLLM has given the request its blocks (`rows` of the pool); `external_tokens` of them are to be loaded."""
         tracked = self._tracked.get(request.request_id)
-        if not external_tokens or tracked is None:
+        if tracked is None:
+            return
+        self.counts.queried += tracked.queried
+        self.counts.cheaper_computed += tracked.cheaper_computed
+        tracked.queried = tracked.cheaper_computed = 0
+        if not external_tokens:
             return
         start, stop = tracked.planned
         blocks = external_tokens // self._width
