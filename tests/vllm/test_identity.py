@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 import time
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -73,6 +74,18 @@ def test_the_code_of_another_library_computes_other_kv(model: Path, extra: Extra
     for implementation, want in (("vllm", ALL), ("transformers", ALL), ("vllm", REST)):
         with machine(model, extra, implementation=implementation) as engine:
             assert engine.ask(TOKENS)[1] == want
+
+
+@pytest.mark.parametrize(("implementation", "want"), [("vllm", REST), ("transformers", ALL)])
+def test_another_transformers_computes_other_kv_where_it_computes(
+    model: Path, extra: Extra, monkeypatch: pytest.MonkeyPatch, implementation: str, want: int
+) -> None:
+    with machine(model, extra, implementation=implementation) as engine:
+        engine.ask(TOKENS)
+    found = metadata.version
+    monkeypatch.setattr(metadata, "version", lambda name: "0.0" if name == "transformers" else found(name))
+    with machine(model, extra, implementation=implementation) as engine:
+        assert engine.ask(TOKENS)[1] == want
 
 
 def test_tenants_match_nothing_of_each_other(model: Path, extra: Extra) -> None:

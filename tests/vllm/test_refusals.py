@@ -155,6 +155,12 @@ def test_a_second_engine_on_one_path(model: Path, extra: Extra) -> None:
         pass
 
 
+def test_a_second_engine_in_one_process_gets_no_connector_of_another(model: Path, extra: Extra) -> None:
+    """vLLM keeps one connector for each process, and hands it to whatever engine comes next."""
+    with machine(model, extra) as engine, pytest.raises(ConfigError, match="shut that one down"):
+        engine.worker.register_kv_caches({})
+
+
 def test_dram_for_fewer_than_a_few_blocks(model: Path, extra: Extra) -> None:
     refused = pytest.raises(ConfigError, match=r"dram_bytes: 8192 B over 1 rank.s. are 2 blocks of 3072 B")
     with refused, machine(model, {**extra, "dram_bytes": 8192}):

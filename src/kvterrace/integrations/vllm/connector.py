@@ -120,7 +120,12 @@ class KVTerraceConnector(KVConnectorBase_V1):
         return self._worker
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        """Blocks: hashes the weight files where there is no commit, opens the store."""
+        """Blocks: hashes the weight files where there is no commit, opens the store.
+
+        Raises ConfigError where vLLM hands this connector to a second engine of the process: it keeps one for all.
+        """
+        if self._worker is not None:
+            raise ConfigError("this process has an engine with kvterrace already: shut that one down first")
         config = self._vllm_config
         place = place_of(config.parallel_config, rank=config.parallel_config.rank)
         pages = pages_of(kv_caches, self._kv_cache_config)

@@ -68,6 +68,8 @@ def namespace_for_rank(
         "pipeline": [place.pipeline_rank, place.pipeline_size],
         "windows": [spec.sliding_window, spec.attention_chunk_size],
     }
+    if _needs_transformers(vllm_config.model_config):
+        numerics["transformers"] = metadata.version("transformers")
     if _has_long_rope(vllm_config.model_config):
         model = vllm_config.model_config  # as asked for, too: vLLM may fit it to its memory after it has made the model
         numerics["longest"] = [model.max_model_len, getattr(model, "original_max_model_len", None)]
@@ -90,6 +92,11 @@ def _config_digest(model_config: Any) -> str:
     fields = {key: value for key, value in model_config.hf_config.to_dict().items() if key not in _INERT_FIELDS}
     text = json.dumps(fields, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _needs_transformers(model_config: Any) -> bool:
+    """Whether Transformers computes KV, or prepares the images that it is computed from."""
+    return bool(model_config.is_multimodal_model) or str(model_config.architecture).startswith("Transformers")
 
 
 def _has_long_rope(model_config: Any) -> bool:
