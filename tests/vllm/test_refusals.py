@@ -25,6 +25,7 @@ from kvterrace.integrations import MissingDependencyError
 from kvterrace.integrations.vllm import versions
 from kvterrace.integrations.vllm.options import place_of, read_options
 from kvterrace.integrations.vllm.pages import pages_of
+from kvterrace.integrations.vllm.weights import weights_fingerprint
 
 Extra = dict[str, Any]
 SPEC = FullAttentionSpec(block_size=BLOCK, num_kv_heads=HEADS, head_size=DIM, dtype=torch.float32)
@@ -58,6 +59,7 @@ def test_engines_that_could_not_keep_it_rightly(
         ("parallel_config", "nnodes", 2, "several hosts"),
         ("cache_config", "kv_sharing_fast_prefill", True, "kv_sharing_fast_prefill"),
         ("load_config", "load_format", "dummy", "load_format 'dummy'"),
+        ("load_config", "load_format", "gguf", "load_format 'gguf'"),  # a plugin's; one commit has many of them
         ("model_config", "is_diffusion", True, "diffusion"),
         ("", "speculative_config", object(), "speculative decoding"),
     ],
@@ -69,6 +71,15 @@ def test_models_that_are_not_understood(
     object.__setattr__(getattr(config, where) if where else config, name, value)
     with pytest.raises(UnsupportedModelError, match=words):
         make(config)
+
+
+def test_a_commit_of_the_config_alone_does_not_name_the_weights() -> None:
+    config = SimpleNamespace(_commit_hash="0" * 40)
+    model = SimpleNamespace(model="someone/model", model_weights="", hf_config=config, hf_config_path=None)
+    assert weights_fingerprint(model) == "hub:" + "0" * 40
+    model.hf_config_path = "another/model"
+    with pytest.raises(UnsupportedModelError, match="neither a commit of the hub nor weight files"):
+        weights_fingerprint(model)
 
 
 def groups(*specs: Any, **facts: Any) -> Any:

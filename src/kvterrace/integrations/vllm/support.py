@@ -12,7 +12,7 @@ from kvterrace.errors import ConfigError, UnsupportedModelError
 __all__ = ["check_engine", "check_groups"]
 
 #: Load formats that read weights from files which can be fingerprinted.
-_FILE_FORMATS = frozenset(["auto", "hf", "safetensors", "pt", "mistral", "fastsafetensors", "gguf"])
+_FILE_FORMATS = frozenset(["auto", "hf", "safetensors", "pt", "mistral", "fastsafetensors"])
 
 
 def check_engine(vllm_config: Any) -> None:

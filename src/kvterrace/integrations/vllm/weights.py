@@ -49,7 +49,11 @@ def weights_fingerprint(model_config: Any) -> str:
             f"weights at {model_config.model_weights}: they cannot be told from others; give a folder"
         )
     path = Path(model_config.model)
-    commit = _commit_of(path) if path.is_dir() else getattr(model_config.hf_config, "_commit_hash", None)
+    commit: str | None = None
+    if path.is_dir():
+        commit = _commit_of(path)
+    elif not model_config.hf_config_path:  # with it, the config comes from elsewhere, and so does its commit
+        commit = getattr(model_config.hf_config, "_commit_hash", None)
     if isinstance(commit, str) and _COMMIT.fullmatch(commit):
         return f"hub:{commit}"
     if path.is_file():
