@@ -230,6 +230,15 @@ def test_a_step_that_fails_keeps_nothing(
         assert engine.ask(SECOND) == (reference(SECOND, 4, PLAIN), 200 + 3)
 
 
+def test_a_step_within_the_handling_of_an_exception_has_not_failed(model: Path, extra: Extra) -> None:
+    with machine(model, extra) as engine:
+        try:
+            raise ValueError("of the caller's")
+        except ValueError:
+            engine.ask(FIRST)
+        assert engine.counts["blocks.saved"] == 12
+
+
 def test_blocks_that_never_find_room_are_counted_as_lost(model: Path, extra: Extra) -> None:
     with machine(model, extra, blocks=40) as engine:
         between(engine).put_outcome = lambda start, stop: Busy()

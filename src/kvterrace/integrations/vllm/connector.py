@@ -64,6 +64,7 @@ class KVTerraceConnector(KVConnectorBase_V1):
         self._unwatch: Callable[[], None] = lambda: None
         self._token = uuid.uuid4().hex
         self._loaded = Loaded()
+        self._handled: BaseException | None = None
         if role is KVConnectorRole.SCHEDULER:
             self._scheduler = SchedulerSide(self._spec.block_size)
 
@@ -154,10 +155,12 @@ class KVTerraceConnector(KVConnectorBase_V1):
 
     def bind_connector_metadata(self, connector_metadata: StepPlan) -> None:
         super().bind_connector_metadata(connector_metadata)
+        self._handled = sys.exc_info()[1]  # a caller may ask an engine for something while it handles an exception
         self._moving.begin(connector_metadata)
 
     def clear_connector_metadata(self) -> None:
         super().clear_connector_metadata()
+        self._handled = None
         self._moving.end()
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:  # noqa: ARG002
@@ -173,7 +176,7 @@ class KVTerraceConnector(KVConnectorBase_V1):
         """vLLM asks for it in a `finally`, so also after a forward pass that has raised, or was ended by a signal: what
         lies in the blocks of that step then is not the KV of its tokens.
         """
-        if sys.exc_info()[0] is None:
+        if sys.exc_info()[1] is self._handled:
             self._moving.save()
         else:
             self._moving.step_failed()
