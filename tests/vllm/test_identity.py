@@ -209,6 +209,20 @@ def test_what_a_request_computed_before_a_reset_is_not_kept_after_it(model: Path
         assert engine.ask(TOKENS)[1] == REST
 
 
+def test_what_cannot_be_encoded_is_not_kept_and_is_told_once(
+    model: Path, extra: Extra, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unknown(value: object) -> bytes:
+        raise TypeError("part of a block's hash of an unknown kind")
+
+    monkeypatch.setattr("kvterrace.integrations.vllm.request_keys.encode_extra", unknown)
+    with machine(model, extra) as engine:
+        for salt in ("a", "b"):
+            assert engine.ask(TOKENS, cache_salt=salt) == (reference(TOKENS, 4, plain_seed(salt=salt)), ALL)
+        assert "blocks.saved" not in engine.counts
+        assert sum("is not cached" in one.getMessage() for one in caplog.records) == 1
+
+
 def test_what_vllm_has_kept_over_a_reset_is_not_kept_as_new(model: Path, extra: Extra) -> None:
     """vLLM empties its own prefix cache only if no request holds blocks, and resets the connector all the same."""
     with machine(model, extra, blocks=60) as engine:

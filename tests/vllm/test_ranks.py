@@ -106,13 +106,17 @@ def test_a_worker_that_is_gone_counts_as_having_nothing(caplog: pytest.LogCaptur
     remote.close()
 
 
-def test_a_worker_that_does_not_answer_in_time_counts_as_having_nothing(tmp_path: Path) -> None:
+def test_a_worker_that_does_not_answer_in_time_counts_as_having_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(tmp_path / "s"))
         silent.listen(1)
         remote = RemoteLookup([str(tmp_path / "s")], patience_s=0.01)
         assert remote.ask("a", "", SPACE.digest, KEYS) is None
         assert answer(remote, "a", epoch="") == (0, 0)
+        assert answer(remote, "b", epoch="") == (0, 0)
+        assert sum("has not answered a look-up" in one.getMessage() for one in caplog.records) == 1
         remote.close()
 
 

@@ -119,7 +119,8 @@ class RemoteLookup:
         answers = self._answers[asked[1]]
         silent = [at for at, peer in enumerate(self._peers) if at not in answers and (peer.broken or now_s > asked[2])]
         for at in silent:
-            if not self._peers[at].broken:
+            if not self._peers[at].broken and not self._peers[at].told:
+                self._peers[at].told = True
                 _log.warning("worker %d has not answered a look-up for %.0f s: taken for a miss", at, self._patience_s)
             answers[at] = (0, 0)
         if len(answers) < len(self._peers):
@@ -146,7 +147,7 @@ class _Peer:
     """One worker's socket, from the scheduler's side; nothing waits for it."""
 
     def __init__(self, address: str) -> None:
-        self.broken = False
+        self.broken = self.told = False
         self._out, self._in = bytearray(), bytearray()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:

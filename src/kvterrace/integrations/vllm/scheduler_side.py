@@ -65,6 +65,7 @@ class SchedulerSide:
         self._lookup: Lookup | None = None
         self._pool: Any = None
         self._outdated: Any = None  # vLLM's index of cached blocks, where a reset has left it as it was
+        self._told_unknown = False
         self._epoch = ""
         self._nbytes_per_block = 0
         self._loads: list[LoadJob] = []
@@ -151,7 +152,9 @@ class SchedulerSide:
         try:
             return tracked.keys.upto(blocks).data
         except TypeError as error:
-            _log.warning("request %s is not cached: %s", tracked.request.request_id, error)
+            if not self._told_unknown:
+                self._told_unknown = True
+                _log.warning("request %s is not cached: %s", tracked.request.request_id, error)
             tracked.keys = None
             return None
 
