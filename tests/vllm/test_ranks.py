@@ -78,6 +78,17 @@ def test_what_one_rank_lacks_none_loads() -> None:
     remote.close()
 
 
+def test_a_worker_that_is_killed_leaves_no_socket_behind() -> None:
+    worker = Worker(3, 1)
+    folder = Path(worker.server.address).parent
+    assert folder.stat().st_mode & 0o777 == 0o700
+    remote = RemoteLookup([worker.server.address])
+    assert answer(remote, "a") == (3, 1)
+    assert not folder.exists()
+    remote.close()
+    worker.server.close()
+
+
 def test_many_look_ups_are_under_way_at_once_and_one_that_is_forgotten_disturbs_nobody() -> None:
     worker = Worker(3, 1)
     remote = RemoteLookup([worker.server.address])

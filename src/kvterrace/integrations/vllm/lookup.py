@@ -214,6 +214,7 @@ class LookupServer:
         with contextlib.suppress(OSError):  # how it learns of the end: its socket is shut
             while True:
                 self._connection, _ = self._listener.accept()
+                self._remove_path()  # nobody else is to ask, and a worker that is killed leaves nothing behind
                 with contextlib.suppress(OSError), self._connection, self._connection.makefile("rb") as stream:
                     while head := stream.read(_ASK.size):
                         number, nbytes, text_nbytes, made_in = _ASK.unpack(head)
@@ -229,6 +230,9 @@ class LookupServer:
                     each.shutdown(socket.SHUT_RDWR)
         self._thread.join(5.0)
         self._listener.close()
+        self._remove_path()
+
+    def _remove_path(self) -> None:
         with contextlib.suppress(OSError):
             Path(self.address).unlink()
             Path(self._folder).rmdir()
