@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,33 @@ def test_a_store_that_is_gone_costs_the_cache_and_no_answer(
         assert engine.ask(FIRST) == (reference(FIRST, 4, PLAIN), 200 + 3)
         assert engine.counts["blocks.match_error"] >= 1 and engine.counts["blocks.save_error"] >= 1
         assert sum("cannot be used" in one.getMessage() for one in caplog.records) == 2  # asking, and saving
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_the_length_of_a_step_is_not_taken_for_that_of_a_load(
+    model: Path, extra: Extra, monkeypatch: pytest.MonkeyPatch, busy: bool
+) -> None:
+    told: list[float] = []
+    monkeypatch.setattr(Rates, "loaded", lambda self, nbytes, elapsed_s, now_s: told.append(elapsed_s))
+    with machine(model, extra, blocks=40) as engine:
+        engine.ask(FIRST)
+        engine.scheduler.reset_prefix_cache()
+        store = between(engine)
+        store.holding = True
+        engine.add("loads", FIRST)
+        engine.step()
+        if busy:
+            engine.add("runs", SECOND)
+            store.let_go()
+            time.sleep(0.2)  # a long step, at the end of which the load is seen to have ended at some time
+        else:
+            until_s = time.monotonic() + 0.2
+            while time.monotonic() < until_s:
+                engine.step()
+            store.let_go()
+        engine.run()
+        assert engine.answers["loads"] == reference(FIRST, 4, PLAIN)
+        assert told == [] if busy else 0.2 <= told[0] < 10.0
 
 
 def test_a_load_that_cannot_begin_is_computed(model: Path, extra: Extra) -> None:

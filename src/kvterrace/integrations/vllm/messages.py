@@ -80,7 +80,8 @@ class WorkerReport(KVConnectorWorkerMetadata):
         unsaved: for requests with blocks that could not be taken: the first that is not in the store.
         failed: for requests whose load failed: the first block that did not arrive.
         compute: (tokens, seconds) of the step's forward pass; the slowest rank's.
-        loads: (bytes, seconds) of each load that arrived, or was given up because it took too long.
+        loads: (bytes, seconds) of each load that arrived and was seen to in time, or that took too long and was given
+            up.
     """
 
     unsaved: dict[str, int] = field(default_factory=dict)

@@ -31,6 +31,9 @@ _log = logging.getLogger("kvterrace.vllm")
 _SAVE_SHARE, _SAVE_LEAST_S, _SAVE_MOST_S = 0.05, 0.002, 0.5
 #: Seconds that an idle step waits for a load: a scheduler that spins would keep the store's thread from the GIL.
 _IDLE_WAIT_S = 0.002
+#: A load is seen to have ended only between steps. How long it took is told where that is off by less than this, in
+#: seconds, or by less than half of it: else it is the length of a step that would be taken for that of loads.
+_BLUR_S = 0.02
 _SEQUENCE_NBYTES = 16
 
 _FAULTS: dict[type[Any], str] = {
@@ -93,7 +96,7 @@ class WorkerSide:
         self._loads: list[_Load] = []
         self._report = WorkerReport()
         self._plan: StepPlan | None = None
-        self._began_s = self._step_s = 0.0
+        self._began_s = self._step_s = self._polled_s = 0.0
         self._warned: set[str] = set()
         self.counts = WorkerCounts()
 
@@ -245,6 +248,7 @@ class WorkerSide:
             else:
                 self._loaded(load, found)
         self._loads = still
+        self._polled_s = time.monotonic()
         return found
 
     def _loaded(self, load: _Load, found: Loaded) -> None:
@@ -255,7 +259,8 @@ class WorkerSide:
         bad = [at for at in range(len(job.rows)) if at >= len(outcomes) or not isinstance(outcomes[at], Hit)]
         found.requests.add(job.request_id)
         found.failed_rows.update(job.rows[at] for at in bad)
-        elapsed_s = time.monotonic() - load.began_s
+        now_s = time.monotonic()
+        elapsed_s, blur_s = now_s - load.began_s, now_s - max(load.began_s, self._polled_s)
         self.counts.load_s.append(elapsed_s)
         for outcome in outcomes:
             if isinstance(outcome, Hit):
@@ -267,7 +272,8 @@ class WorkerSide:
         self.counts.loaded_nbytes += nbytes
         if bad:
             self._report.failed[job.request_id] = job.start + bad[0]
-        if not bad or any(isinstance(outcome, Expired) for outcome in outcomes):
+        known = not bad and blur_s <= max(_BLUR_S, elapsed_s / 2)
+        if known or any(isinstance(outcome, Expired) for outcome in outcomes):
             self._report.loads.append((nbytes, elapsed_s))
 
     def _warn_load(self, job: LoadJob, outcome: Any) -> None:
