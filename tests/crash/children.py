@@ -210,6 +210,11 @@ def churn(path: str, cap: str, first: str, note: str) -> None:
             kv.flush()
 
 
+def _open_and_deleted() -> int:
+    links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    return sum("(deleted)" in str(link.readlink()) for link in links if link.is_symlink())
+
+
 def reads(path: str, note: str, seed: str) -> None:
     """Read what `churn` writes until told to end, every hit byte by byte; then say what was found and what is held."""
     kv = open_store(drives(path), dram_bytes=MiB, read_only=True)
@@ -248,8 +253,9 @@ def reads(path: str, note: str, seed: str) -> None:
         kv.match(chain_of(0, 4)).blocks,
     )
     sys.stdin.readline()
-    links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
-    deleted = sum("(deleted)" in str(link.readlink()) for link in links if link.is_symlink())
+    end_s = time.monotonic() + 30.0  # some looks at the folder, on a machine that may be busy
+    while (deleted := _open_and_deleted()) and time.monotonic() < end_s:
+        time.sleep(0.1)
     say("deleted", deleted)
     say("closed", kv.close())
 

@@ -68,7 +68,8 @@ def test_two_readers_beside_a_writer_that_dies_again_and_again(tmp_path: Path, d
         words = _said(reader)
         assert words[:1] == ["hits"], ended(reader)
         assert int(words[1]) > 1000 and int(words[3]) > 100, f"too little was read to say anything: {words}"
-        assert int(words[5]) == there, "a reader that was there all the time sees another store than one that is new"
+        # it may hold more: what it has in DRAM
+        assert there <= int(words[5]) <= 4, "a reader that was there all the time has lost what one that is new finds"
     time.sleep(2.5)
     for reader in readers:
         _tell(reader)

@@ -43,7 +43,7 @@ def test_a_short_soak(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("mutation", "kinds"),
     [
-        ("accept-payloads", ("wrong bytes", "silent fault")),
+        ("accept-payloads", ("wrong bytes", "wrong-bytes in a child", "silent fault")),
         ("late-copy", ("wrong bytes", "wrong-bytes in a child", "late write")),
         ("miscount", ("count",)),
     ],

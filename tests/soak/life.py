@@ -136,8 +136,10 @@ class Life:
         self._disturbed += 1
 
     def disturbances(self) -> int:
-        """Rises with whatever may take a pinned block off the ladder."""
-        return self._disturbed + len(self.world.log.discards) + sum(self.plan.counts.values())
+        """Rises with whatever may take a pinned block off the ladder: with faults, and with what comes of them."""
+        log = self.world.log
+        noticed = sum(count for what, count in log.warnings.items() if "by somebody else" in what)
+        return self._disturbed + len(log.discards) + noticed + sum(self.plan.counts.values())
 
     def dig(self, grave: Grave) -> None:
         """No block of it is ever to be seen again."""
@@ -179,10 +181,13 @@ class Life:
                     check_invariants(self.store)
             except AssertionError as error:
                 self.verdict.fail("books", f"at rest: {error}")
+            reclaimed = self.store.stats().reclaimed_segments
             kept = self._on_ssd()
         else:
             self.verdict.fail("flush", "at rest, without faults, and a flush says False")
         self._close(must=True)
+        if kept and self.store.stats().reclaimed_segments != reclaimed:
+            kept = []  # room was still being made when these were looked at: some may have gone for it
         self._settle(at_rest=True)
         return kept
 

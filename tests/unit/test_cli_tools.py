@@ -142,7 +142,11 @@ def test_bench_refuses_what_cannot_be(
 def test_bench_cleans_up_when_it_is_ended(tmp_path: Path, number: signal.Signals, status: int) -> None:
     command = [sys.executable, "-m", "kvterrace.cli", "bench", "store", "--dir", str(tmp_path)]
     process = subprocess.Popen(
-        [*command, "--size", "16MiB", "--rounds", "1000"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        [*command, "--size", "16MiB", "--rounds", "1000"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
     )
     limit_s = time.monotonic() + 30
     while not list(tmp_path.glob("*/0/store/partitions/main/*.seg")):

@@ -223,7 +223,9 @@ def test_descriptors_threads_and_removed_bytes_come_back(tmp_path: Path) -> None
         assert not [link for link in open_below(path) if "(deleted)" in link]
         assert reader.close()
         until(lambda: len(list(Path("/proc/self/task").iterdir())) <= threads)
-        assert len(open_below(path)) == len(segments(path)) + 1, "besides the writer's segments and its lock"
+        assert len(open_below(path)) == len(segments(path)) + 2, (
+            "besides the writer's segments, its lock and its folder"
+        )
     assert open_below(path) == []
 
 

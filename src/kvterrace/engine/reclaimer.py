@@ -23,10 +23,8 @@ __all__ = ["Reclaimer"]
 
 #: Where every segment is in use, this long until they are looked at again.
 _RECLAIM_AGAIN_S = 0.02
-#: Where room is wanted and no segment was reclaimed for this long, one that could not be read at open makes room.
-_IN_VAIN_S = 10.0
-#: Who wants room asks for it at least this often.
-_ASKED_S = 1.0
+#: A segment that could not be read at open serves nobody: it is the first to make room, but not at once.
+_UNREAD_S = 10.0
 #: Where a read of what must not be lost has failed, this long until the next try.
 _AFTER_FAILURE_S = 5.0
 #: Reclaims called off in a row because DRAM had no room for what must not be lost, until the blocks in DRAM that are
@@ -76,7 +74,7 @@ class Reclaimer:
         self._carried: Ids = np.zeros(0, np.int32)
         self._anew_until_s = 0.0
         self._reclaim_again_s = 0.0
-        self._asked_s = self._in_vain_s = float("-inf")  # room was last asked for; since when it is, all in vain
+        self._unread_until_s = core.clock.monotonic_s() + _UNREAD_S
         self._closing = False
 
     @property
@@ -111,20 +109,16 @@ class Reclaimer:
         """Begin to make room for one more segment, unless that is under way, or cannot be for now."""
         if self._closing:
             return
-        if now_s - self._asked_s > _ASKED_S:
-            self._in_vain_s = now_s
-        self._asked_s = now_s
         if self._reclaiming is not None:
             return
-        if now_s - self._in_vain_s >= _IN_VAIN_S and self._volume.gate.is_open:
-            self._in_vain_s = now_s
-            self._maker.give_up_unread("nothing else makes room")
         if self._maker.sealing or self._space.in_state(SegmentState.SEALING):
             return
         if now_s < self._reclaim_again_s:
             return
         if not self._volume.gate.is_open:
             return  # what is worth keeping could not be read
+        if now_s >= self._unread_until_s and self._maker.give_up_unread("its room is wanted"):
+            return
         ledger = self._core.ledger
         space, avoided = self._space, self._avoided
 
@@ -246,7 +240,6 @@ class Reclaimer:
 
     def _finish(self, segment: Segment, now_s: float) -> None:
         if self._written_anew(now_s):
-            self._in_vain_s = now_s
             self._end()
             self._maker.remove(segment)
 

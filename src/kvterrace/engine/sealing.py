@@ -197,21 +197,22 @@ class SegmentMaker:
         self._syncing.forget(number)
         self._unlink(segment)
 
-    def give_up_unread(self, why: str) -> None:
-        """Remove the oldest segment that could not be read at open, if there is one. Its blocks, and its invalidations,
-        are lost to this process anyway; now they are for good.
+    def give_up_unread(self, why: str) -> bool:
+        """Remove the oldest segment that could not be read at open; whether there is one, and none on its way out. Its
+        blocks, and its invalidations, are lost to this process anyway; now they are for good.
 
         One after the other, and each durably before the next: a younger one may hold the tombstones of what is in an
         older, which nobody knows.
         """
         if not self.unread or self._leaving in self._space.segments:
-            return
+            return False
         number = self._leaving = min(self.unread)
         self.unread.discard(number)
         _log.warning(
             "%s could not be read when the store was opened, and is removed: %s", self._files.path(number), why
         )
         self.remove(self._space.segments[number])
+        return True
 
     def _unlink(self, segment: Segment) -> None:
         number = segment.number
