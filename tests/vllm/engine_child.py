@@ -5,16 +5,23 @@ Reads one JSON object a line from standard input and answers each with one line 
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import signal
 import sys
 import time
 from typing import Any
+
+from kvterrace import opening
+from kvterrace.io.base import IoKind
+from kvterrace.testing.faults import Fail, FaultPlan, FaultyEngine
 
 
 def main() -> None:
     spec = json.loads(sys.argv[1])
     os.environ.update(spec.pop("environment"))
+    plan = faulty_drives() if spec.pop("faulty", False) else None
     from vllm import LLM, SamplingParams
 
     began_s = time.monotonic()
@@ -34,7 +41,15 @@ def main() -> None:
             case "call":
                 say({"called": str(llm.collective_rpc(order["method"], args=tuple(order["args"])))})
             case "die_in_save":
-                die_in_save()
+                die_in_save(**order)
+                say({})
+            case "end_in_step":
+                end_in_step(llm, **order)
+                say({})
+            case "refuse_writes":
+                assert plan is not None, "only in a child that was told of it"
+                for kind in (IoKind.WRITE, "create"):
+                    plan.add(Fail(order["code"]), kind)
                 say({})
             case "end":
                 break
@@ -90,14 +105,46 @@ def metrics(llm: Any) -> dict[str, float]:
     return found
 
 
-def die_in_save() -> None:
-    """Have the process killed when blocks were handed to the store and are being copied or written."""
+def die_in_save(nth: int) -> None:
+    """Have the process killed in the `nth` save, when blocks were handed to the store and are being copied."""
     from kvterrace.integrations.vllm.worker_side import WorkerSide
 
-    def settle(self: Any, transfer: Any) -> None:
-        os.kill(os.getpid(), 9)
+    settle, seen = WorkerSide._settle, itertools.count(1)
 
-    WorkerSide._settle = settle  # type: ignore[method-assign]
+    def settle_or_die(self: Any, *what: Any) -> bool:
+        if next(seen) == nth:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return settle(self, *what)
+
+    WorkerSide._settle = settle_or_die  # type: ignore[method-assign, assignment]
+
+
+def end_in_step(llm: Any, nth: int) -> None:
+    """Have SIGTERM come in mid-forward of the `nth` step, with what vLLM's workers do then: raise SystemExit."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    seen = itertools.count(1)
+
+    def end(*_: Any) -> None:
+        if next(seen) == nth:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def watch(model: Any) -> None:
+        model.model.layers[len(model.model.layers) // 2].register_forward_pre_hook(end)
+
+    llm.apply_model(watch)
+
+
+def faulty_drives() -> FaultPlan:
+    """Have stores open on engines that do as the plan says."""
+    plan = FaultPlan()
+    best = opening.best_engine  # type: ignore[attr-defined]
+
+    def faulty(*what: Any, **more: Any) -> Any:
+        engine, *rest = best(*what, **more)
+        return FaultyEngine(engine, plan), *rest
+
+    opening.best_engine = faulty  # type: ignore[attr-defined]
+    return plan
 
 
 def say(what: dict[str, Any]) -> None:

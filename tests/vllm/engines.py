@@ -66,6 +66,7 @@ class Child:
             [sys.executable, str(CHILD), json.dumps(spec)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True,
         )  # fmt: skip
+        self.said = ""  # its whole log, once it has ended
         self.ready_s = self._answer()["ready_s"]
 
     def _answer(self) -> dict[str, Any]:
@@ -107,9 +108,9 @@ class Child:
             self.process.send_signal(signal.SIGKILL)
             self.process.wait()
         self.process.stdout.close()
-        said = self.log
+        self.said = self.log
         self._log.close()
-        return said
+        return self.said
 
     def __enter__(self) -> Self:
         return self
@@ -121,3 +122,8 @@ class Child:
 def prompt(seed: int, tokens: int = 1000) -> list[int]:
     found: list[int] = torch.randint(1000, 40000, (tokens,), generator=torch.Generator().manual_seed(seed)).tolist()
     return found
+
+
+#: 1,000 tokens: 31 whole blocks of 32, and 8 tokens. The last two share 20 blocks.
+PROMPTS = [prompt(1), prompt(2), prompt(3), prompt(4), prompt(4)[:640] + prompt(5, 360)]
+WHOLE = 31 * BLOCK

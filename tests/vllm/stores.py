@@ -16,9 +16,13 @@ class Held:
     def __init__(self, begin: Callable[[], Any], blocks: int) -> None:
         self._begin, self._blocks = begin, blocks
         self._inner: Any = None
+        self.given_up = False
 
     def let_go(self) -> None:
         self._inner = self._begin()
+
+    def give_up(self, outcome: Any) -> None:
+        self.given_up = True
 
     @property
     def done(self) -> bool:
@@ -32,15 +36,15 @@ class Held:
 class Between:
     """Passes everything on, but:
 
-    `holding`: reads wait in `held`. `spoil`: given (start, stop) of a read, {block: outcome} for blocks that fail;
-    their rows are filled with rubbish, and what ends in Miss or Corrupt leaves the store. `refuse`: (what is asked)
-    raises what it returns. `put_outcome`: given (start, stop) of a put, how all its blocks end without being taken, if
-    not None.
+    `holding`: reads wait in `held`. `stuck`: puts do not end before they are let go. `spoil`: given (start, stop) of a
+    read, {block: outcome} for blocks that fail; their rows are filled with rubbish, and what ends in Miss or Corrupt
+    leaves the store. `refuse`: (what is asked) raises what it returns. `put_outcome`: given (start, stop) of a put, how
+    all its blocks end without being taken, if not None.
     """
 
     def __init__(self, store: Any) -> None:
         self.store = store
-        self.holding = False
+        self.holding = self.stuck = False
         self.held: list[Held] = []
         self.spoil: Callable[[int, int], dict[int, Any]] = lambda start, stop: {}
         self.put_outcome: Callable[[int, int], Any] = lambda start, stop: None
@@ -86,12 +90,16 @@ class Between:
 
     def put(self, chain: Any, blocks: Any, *, start: int, stop: int, sequence: bytes, deadline_s: float | None) -> Any:
         self._note("put")
-        outcome = self.put_outcome(start, stop)
-        if outcome is not None:
-            return Ended([outcome] * (stop - start))
 
         def begin() -> Any:
             return self.store.put(chain, blocks, start=start, stop=stop, sequence=sequence, deadline_s=deadline_s)
+
+        if self.stuck:
+            self.puts.append(Held(begin, stop - start))
+            return self.puts[-1]
+        outcome = self.put_outcome(start, stop)
+        if outcome is not None:
+            return Ended([outcome] * (stop - start))
 
         self.puts.append(Dawdling(begin, stop - start))
         return self.puts[-1]
@@ -105,6 +113,10 @@ class Between:
             return self.wait(transfer._inner, timeout_s) if transfer._inner is not None else transfer.outcomes
         outcomes: list[Any] = self.store.wait(transfer, timeout_s)
         return outcomes
+
+    def invalidate(self, chain: Any, *, start: int = 0) -> None:
+        self._note("invalidate")
+        self.store.invalidate(chain, start=start)
 
     def close(self, timeout_s: float = 30.0) -> bool:
         closed: bool = self.store.close(timeout_s)

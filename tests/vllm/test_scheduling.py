@@ -12,7 +12,6 @@ import pytest
 from tests.vllm.machine import BLOCK, Machine, machine, model_folder, plain_seed, prompt, reference
 from tests.vllm.stores import between
 from vllm.v1.request import RequestStatus
-from vllm.v1.worker import kv_connector_model_runner_mixin as mixin
 
 from kvterrace.errors import StoreClosedError
 from kvterrace.integrations.vllm.rates import Rates
@@ -206,74 +205,6 @@ def test_a_load_that_cannot_begin_is_computed(model: Path, extra: Extra) -> None
         between(engine).refuse = lambda what: OSError("no") if what == "get" else None
         assert engine.ask(FIRST) == (reference(FIRST, 4, PLAIN), 200 + 3)
         assert engine.counts["blocks.load_error"] == 1
-
-
-def test_blocks_without_room_are_handed_over_again(model: Path, extra: Extra, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvterrace.integrations.vllm.scheduler_side._RETRY_S", (0.0, 0.0))
-    with machine(model, extra, blocks=40) as engine:
-        store = between(engine)
-        full = iter([Busy()] * 3)
-        store.put_outcome = lambda start, stop: next(full, None)
-        engine.ask(FIRST, answer=20)
-        assert engine.counts["blocks.saved"] == 219 // 16
-        assert engine.counts["blocks.unsaved"] > 0 and "blocks.lost" not in engine.counts
-    with machine(model, extra, blocks=40) as engine:
-        assert engine.ask(FIRST) == (reference(FIRST, 4, PLAIN), 8 + 3)
-
-
-def test_when_a_step_ends_nothing_reads_the_pool_any_more(model: Path, extra: Extra) -> None:
-    with machine(model, extra, blocks=14) as engine:
-        store = between(engine)
-        engine.add("one", FIRST)
-        while engine.scheduler.has_requests():
-            engine.step()
-            assert all(put.done for put in store.puts)
-        assert len(store.puts) > 1
-        engine.ask(SECOND)
-        assert engine.ask(FIRST) == (reference(FIRST, 4, PLAIN), 8 + 3)
-
-
-@pytest.mark.parametrize("error", [SystemExit, RuntimeError])
-def test_a_step_that_fails_keeps_nothing(
-    model: Path, extra: Extra, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
-) -> None:
-    """vLLM's model runner waits for saves in a `finally`; a worker's SIGTERM raises SystemExit wherever it is."""
-    with machine(model, extra) as engine:
-        engine.add("dies", FIRST)
-        engine.step()  # 128 of 200 tokens
-        planned = engine.scheduler.schedule()
-        monkeypatch.setattr(mixin, "get_kv_transfer_group", lambda: engine.worker)
-        monkeypatch.setattr(mixin, "get_forward_context", lambda: None)
-        with (
-            pytest.raises(error),
-            mixin.KVConnectorModelRunnerMixin._get_kv_connector_output(planned),
-        ):
-            raise error
-        # Whoever goes on with such an engine computes on what vLLM took for computed.
-        engine.scheduler.finish_requests("dies", RequestStatus.FINISHED_ABORTED)
-        engine.scheduler.reset_prefix_cache()
-        engine.ask(SECOND)
-    with machine(model, extra) as engine:
-        assert engine.ask(FIRST) == (reference(FIRST, 4, PLAIN), 200 - 128 + 3)
-        assert engine.ask(SECOND) == (reference(SECOND, 4, PLAIN), 200 + 3)
-
-
-def test_a_step_within_the_handling_of_an_exception_has_not_failed(model: Path, extra: Extra) -> None:
-    with machine(model, extra) as engine:
-        try:
-            raise ValueError("of the caller's")
-        except ValueError:
-            engine.ask(FIRST)
-        assert engine.counts["blocks.saved"] == 12
-
-
-def test_blocks_that_never_find_room_are_counted_as_lost(model: Path, extra: Extra) -> None:
-    with machine(model, extra, blocks=40) as engine:
-        between(engine).put_outcome = lambda start, stop: Busy()
-        engine.ask(FIRST, answer=20)
-        engine.ask(SECOND, answer=1)
-        assert engine.counts["blocks.lost"] >= 219 // 16
-        assert "blocks.saved" not in engine.counts
 
 
 def test_a_request_that_waits_for_room_is_looked_up_once(model: Path, extra: Extra) -> None:

@@ -21,6 +21,7 @@ FATES = {
     "saved": "taken by the store",
     "present": "to be saved, and there already",
     "unsaved": "found no room; handed over again while its request runs",
+    "stuck": "not copied within seconds, and given up; handed over again",
     "lost": "ended with its request before it was taken",
     "miss": "gone between the look-up and the load",
     "corrupt": "read, and not what was written",

@@ -29,6 +29,8 @@ _log = logging.getLogger("kvterrace.vllm")
 
 #: Saving may hold up a step by this share of what computing it took, within these bounds, in seconds.
 _SAVE_SHARE, _SAVE_LEAST_S, _SAVE_MOST_S = 0.05, 0.002, 0.5
+#: Seconds beyond that after which a save is given up for one that hangs.
+_SETTLE_S = 5.0
 #: Seconds that an idle step waits for a load: a scheduler that spins would keep the store's thread from the GIL.
 _IDLE_WAIT_S = 0.002
 #: A load is seen to have ended only between steps. How long it took is told where that is off by less than this, in
@@ -56,6 +58,7 @@ class WorkerStore(Protocol):
         self, chain: KeyChain, blocks: Any, *, start: int, stop: int, sequence: bytes, deadline_s: float | None
     ) -> Any: ...
     def wait(self, transfer: Any, timeout_s: float | None = None) -> list[Any]: ...
+    def invalidate(self, chain: KeyChain, *, start: int = 0) -> None: ...
     def close(self, timeout_s: float = 30.0) -> bool: ...
 
 
@@ -182,42 +185,50 @@ class WorkerSide:
             return
         began_s = time.monotonic()
         room_s = min(_SAVE_MOST_S, max(_SAVE_LEAST_S, _SAVE_SHARE * self._step_s))
-        under_way: list[tuple[SaveJob, int, Any]] = []
+        until_s = began_s + room_s + _SETTLE_S
+        under_way: list[tuple[SaveJob, KeyChain, Any]] = []
         try:
             for job in jobs:
                 self._put(job, room_s, under_way)
         except (KVTerraceError, OSError) as error:
             self._fault("save", error)
         finally:
-            for _, _, transfer in under_way:
-                self._settle(transfer)
-        for job, first, transfer in under_way:
-            self._saved(job, first, transfer.outcomes)
+            ended = [one for one in under_way if self._settle(*one, until_s)]
+        for job, chain, transfer in ended:
+            self._saved(job, chain, transfer.outcomes)
         self.counts.save_s.append(time.monotonic() - began_s)
 
-    def _put(self, job: SaveJob, room_s: float, under_way: list[tuple[SaveJob, int, Any]]) -> None:
+    def _put(self, job: SaveJob, room_s: float, under_way: list[tuple[SaveJob, KeyChain, Any]]) -> None:
         stop = job.start + len(job.rows)
         chain = self._chain(job.request_id, stop)
-        have = min(stop, self._store.match(chain).blocks)
-        self.counts.blocks["present"] += max(0, have - job.start)
-        if have < job.start:  # a block before these has left the ladder since: the scheduler begins there again
-            self._report.unsaved[job.request_id] = have
-        elif have < stop:
-            rows = PagedBlocks(self._pages.parts, job.rows[have - job.start :])
-            name = chain.key(0)[:_SEQUENCE_NBYTES]
-            transfer = self._store.put(chain, rows, start=have, stop=stop, sequence=name, deadline_s=room_s)
-            under_way.append((job, have, transfer))
+        rows = PagedBlocks(self._pages.parts, job.rows)
+        name = chain.key(0)[:_SEQUENCE_NBYTES]
+        transfer = self._store.put(chain, rows, start=job.start, stop=stop, sequence=name, deadline_s=room_s)
+        under_way.append((job, chain, transfer))
 
-    def _settle(self, transfer: Any) -> None:
-        """Wait until nothing of the pool is read any more. A put has a deadline for room, and copying does not wait for
-        a drive; a store that has failed gives its puts up."""
-        while not transfer.done:
-            self._store.wait(transfer, 1.0)
+    def _settle(self, job: SaveJob, chain: KeyChain, transfer: Any, until_s: float) -> bool:
+        """Wait until nothing of the pool is read any more. A put has a deadline for room, copying does not wait for a
+        drive, and a store that has failed gives its puts up: `until_s` is only reached where something hangs. Then the
+        blocks are given up, also those that are being copied: their rows may be given to others.
+        """
+        while not transfer.done and (left_s := until_s - time.monotonic()) > 0:
+            self._store.wait(transfer, min(left_s, 1.0))
             if not transfer.done:
                 time.sleep(0.001)
-        self._store.wait(transfer, 0.0)  # takes it off the store's list of what is finished
+        if transfer.done:
+            self._store.wait(transfer, 0.0)  # takes it off the store's list of what is finished
+            return True
+        transfer.give_up(Busy())
+        self._report.unsaved[job.request_id] = job.start
+        self.counts.blocks["stuck"] += len(job.rows)
+        self._warn("stuck", "saving hangs: blocks were given up after %.1f s, and will be computed", _SETTLE_S)
+        try:
+            self._store.invalidate(chain, start=job.start)
+        except (KVTerraceError, OSError) as error:
+            self._fault("save", error)
+        return False
 
-    def _saved(self, job: SaveJob, first: int, outcomes: Sequence[Any]) -> None:
+    def _saved(self, job: SaveJob, chain: KeyChain, outcomes: Sequence[Any]) -> None:
         for at, outcome in enumerate(outcomes):
             match outcome:
                 case Stored():
@@ -226,7 +237,9 @@ class WorkerSide:
                 case Present():
                     self.counts.blocks["present"] += 1
                 case _:
-                    self._report.unsaved[job.request_id] = first + at
+                    again = self._report.unsaved[job.request_id] = self._begin_again(job.start + at, chain, outcome)
+                    if again < job.start:
+                        return
                     self.counts.blocks["unsaved"] += len(outcomes) - at
                     self._warn(
                         f"save {_FAULTS.get(type(outcome), '?')}",
@@ -235,6 +248,18 @@ class WorkerSide:
                         outcome,
                     )
                     return
+
+    def _begin_again(self, block: int, chain: KeyChain, outcome: Any) -> int:
+        """From which block on the scheduler is to hand `chain` over again, after `block` was not taken: one before it
+        may have left the ladder since.
+        """
+        if not isinstance(outcome, Rejected):
+            return block
+        try:
+            return min(block, int(self._store.match(chain).blocks))
+        except (KVTerraceError, OSError) as error:
+            self._fault("match", error)
+            return block
 
     def poll(self) -> Loaded:
         """Take in the loads that have ended. In a step that computes nothing, wait a little for one."""
