@@ -1,18 +1,28 @@
-"""What the connector adds to each step of vLLM's scheduler: CPU time of its half, without an engine.
+"""What the connector adds to each step of vLLM: CPU time of both halves, without an engine.
 
-Requests of 32,000 tokens in blocks of 16, all running, one new token each a step; and waiting ones that are looked up
-again at each step. The last figure is a step in which every running request fills a block.
+The scheduler's half: requests of 32,000 tokens in blocks of 16, all running, one new token each a step; and waiting
+ones that are looked up again at each step; then a step in which every running request fills a block.
+
+The worker's half: a step that saves one block (small ones, so that copying is nothing), by the length of the chain that
+it hangs on. Work is to go by new blocks, not by the chain.
 """
 
 from __future__ import annotations
 
+import os
 import statistics
+import tempfile
 import time
 from types import SimpleNamespace
 from typing import Any
 
-from kvterrace.integrations.vllm.messages import Handshake
+import numpy as np
+
+from kvterrace import open_store
+from kvterrace.integrations.vllm.messages import Handshake, SaveJob, StepPlan
+from kvterrace.integrations.vllm.pages import Pages
 from kvterrace.integrations.vllm.scheduler_side import SchedulerSide
+from kvterrace.integrations.vllm.worker_side import WorkerSide
 from kvterrace.keys import Namespace
 from kvterrace.layout import KVLayout
 
@@ -68,7 +78,34 @@ def measure(running: int = 256, waiting: int = 64) -> dict[str, float]:
         "first_look_up_ms": 1e3 * first_s,
         "step_ms": 1e3 * statistics.median(plain),
         "step_in_which_all_fill_a_block_ms": 1e3 * statistics.median(filling),
+        **{f"save_behind_{chain}_blocks_ms": save_ms(chain) for chain in (1, 500, 2000, 8000)},
     }  # fmt: skip
+
+
+def save_ms(chain: int) -> float:
+    """CPU time of the engine's thread for a step that saves one block behind `chain` others."""
+    layout = KVLayout(layers=2, kv_heads=1, head_dim=8, dtype="float32", block_tokens=BLOCK, parts_per_layer=1)
+    space = Namespace("weights", layout)
+    pool = tuple(np.zeros((chain + STEPS, nbytes), np.uint8) for nbytes in layout.part_nbytes)
+    keys = os.urandom(32 * (chain + STEPS))
+    with tempfile.TemporaryDirectory() as work:
+        side = WorkerSide(open_store(work, dram_bytes="256MiB", ssd_bytes="1GiB"), space, Pages(pool, ""))
+
+        def step(start: int, stop: int) -> float:
+            plan = StepPlan("", space.digest, 1, keys={"one": (start, keys[32 * start : 32 * stop])})
+            plan.saves.append(SaveJob("one", start, list(range(start, stop))))
+            began_s = time.thread_time()
+            side.begin(plan)
+            side.save()
+            side.end()
+            assert side.report() is not None
+            return time.thread_time() - began_s
+
+        step(0, chain)
+        found = [step(chain + at, chain + at + 1) for at in range(STEPS)]
+        assert side.counts.blocks["saved"] == chain + STEPS
+        side.close(30.0)
+    return 1e3 * statistics.median(found)
 
 
 if __name__ == "__main__":

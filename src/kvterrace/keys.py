@@ -153,8 +153,8 @@ class KeyChain:
         Raises:
             ConfigError: one does.
         """
-        firsts = np.frombuffer(self.data, "<u8")[:: KEY_NBYTES // 8]
-        if len(np.unique(firsts)) < len(firsts) and len(set(self)) < len(self):
+        firsts = np.sort(np.frombuffer(self.data, "<u8")[:: KEY_NBYTES // 8])  # `np.unique` takes ten times as long
+        if (firsts[1:] == firsts[:-1]).any() and len(set(self)) < len(self):
             raise ConfigError("key chain: a key comes twice; each key must stand for its block and all before it")
 
     def key(self, index: int) -> bytes:
