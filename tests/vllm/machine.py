@@ -14,9 +14,11 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from vllm.config import (
     CacheConfig,
     DeviceConfig,
@@ -28,6 +30,9 @@ from vllm.config import (
 )
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.lora.lora_model import LoRAModel
+from vllm.lora.request import LoRARequest
+from vllm.lora.worker_manager import WorkerLoRAManager
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -120,6 +125,42 @@ def cache_config(blocks: int, spec: Any = None, ranks: int = 1) -> KVCacheConfig
     )  # fmt: skip
 
 
+class Loras(WorkerLoRAManager):
+    """Loads adapters as vLLM's workers do, with vLLM's own code, and keeps them until told otherwise.
+
+    Attributes:
+        held: by number, the bytes that the weights had when they were loaded.
+    """
+
+    def __init__(self) -> None:
+        self.held: dict[int, bytes] = {}
+        self.max_position_embeddings, self.vocab_size = None, VOCABULARY
+        self.lora_config: Any = SimpleNamespace(max_lora_rank=8, lora_dtype=torch.float32)
+        self._lora_model_cls = LoRAModel
+        self._adapter_manager: Any = SimpleNamespace(
+            supported_lora_modules=["q_proj"], packed_modules_mapping={}, model=None, moe_ep_load_spec=None,
+            _validate_moe_lora_format=lambda _: None, _validate_modules_to_save=lambda _: None,
+            _validate_token_classification_lora=lambda _: None,
+        )  # fmt: skip
+
+    def use(self, request: LoRARequest | None) -> None:
+        """Load the adapter, unless it is loaded."""
+        if request is not None and (request.lora_int_id not in self.held or request.load_inplace):
+            self._load_adapter(request)
+            self.held[request.lora_int_id] = (Path(request.lora_path) / "adapter_model.safetensors").read_bytes()
+
+
+def adapter(folder: Path, weights: float, *, name: str = "name", number: int = 1) -> LoRARequest:
+    """An adapter of one layer, in files, with such weights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    facts = {"r": 2, "lora_alpha": 4, "target_modules": ["q_proj"], "peft_type": "LORA"}
+    (folder / "adapter_config.json").write_text(json.dumps(facts))
+    layer = "base_model.model.model.layers.0.self_attn.q_proj"
+    tensors = {f"{layer}.lora_A.weight": torch.full((2, 32), weights), f"{layer}.lora_B.weight": torch.ones(16, 2)}
+    save_file(tensors, folder / "adapter_model.safetensors")
+    return LoRARequest(name, number, str(folder))
+
+
 class WrongKVError(AssertionError):
     """The pool does not hold the KV of a token that counts as computed."""
 
@@ -141,6 +182,7 @@ class Machine:
         self.config.cache_config.num_gpu_blocks = blocks
         caches = cache_config(blocks, ranks=ranks)
         self.weights = weights
+        self.loras = Loras()
         self.pools = [torch.zeros(LAYERS, blocks, HEADS // ranks, BLOCK, 2 * DIM) for _ in range(ranks)]
         self.workers = [self._worker(rank, caches) for rank in range(ranks)]
         self._aggregator = KVOutputAggregator(ranks)
@@ -176,7 +218,10 @@ class Machine:
 
     def _numbers(self, request: Any) -> list[int]:
         """One number below 2**23 for each token of a request, of everything up to it."""
-        return prefix_numbers(list(request.all_token_ids), seed_of(request, self.weights), _images(request))
+        lora = request.lora_request
+        adapter = b"" if lora is None else self.loras.held[lora.lora_int_id]
+        seed = plain_seed(self.weights, request.cache_salt, adapter)
+        return prefix_numbers(list(request.all_token_ids), seed, _images(request))
 
     # -- driving -------------------------------------------------------------------------------------------------------
 
@@ -199,6 +244,8 @@ class Machine:
         self.steps += 1
         planned = self.scheduler.schedule()
         meta = planned.kv_connector_metadata
+        for name in planned.num_scheduled_tokens:
+            self.loras.use(self.scheduler.requests[name].lora_request)
         for worker in self.workers:
             worker.handle_preemptions(meta)
             worker.bind_connector_metadata(copy.deepcopy(meta))  # as if by way of another process
@@ -286,12 +333,6 @@ def machine(model: Path, extra: Mapping[str, Any], **options: Any) -> Iterator[M
         yield made
     finally:
         made.close()
-
-
-def seed_of(request: Any, weights: int) -> bytes:
-    lora = request.lora_request
-    adapter = b"" if lora is None else (Path(lora.lora_path) / "adapter_model.safetensors").read_bytes()
-    return repr((weights, request.cache_salt, adapter)).encode()
 
 
 def _images(request: Any) -> dict[int, str]:

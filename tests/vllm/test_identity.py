@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import time
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.vllm.machine import BLOCK, Machine, machine, model_folder, plain_seed, prompt, reference
-from vllm.lora.request import LoRARequest
+from tests.vllm.machine import BLOCK, machine, model_folder, plain_seed, prompt, reference
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.v1.worker.cpu_worker import CPUWorker
 
@@ -127,56 +125,6 @@ def fake_request(tokens: list[int], **facts: Any) -> Any:
         request_id="fake", num_tokens=len(tokens), all_token_ids=tokens, _prompt_embeds_per_block_hashes={},
         **{**plain, **facts},
     )  # fmt: skip
-
-
-def adapter(folder: Path, weights: bytes) -> LoRARequest:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "adapter_config.json").write_text("{}")
-    (folder / "adapter_model.safetensors").write_bytes(weights)
-    return LoRARequest("name", 1, str(folder))
-
-
-def asked_with(engine: Machine, lora: LoRARequest) -> tuple[list[int], int]:
-    """Ask, and wait for the thread that hashes the adapter."""
-    before, name = engine.computed_tokens, f"with adapter {len(engine.answers)}"
-    engine.add(name, TOKENS, lora_request=lora)
-    until_s = time.monotonic() + 60
-    while engine.scheduler.has_requests():
-        assert time.monotonic() < until_s
-        engine.step()
-    return engine.answers[name], engine.computed_tokens - before
-
-
-def test_an_adapter_is_known_by_what_is_in_its_files(tmp_path: Path, model: Path, extra: Extra) -> None:
-    folder = tmp_path / "adapter"
-    for weights, want in ((b"one", ALL), (b"two", ALL), (b"one", REST)):
-        with machine(model, extra) as engine:
-            seed = plain_seed(adapter=weights)
-            assert asked_with(engine, adapter(folder, weights)) == (reference(TOKENS, 4, seed), want)
-            assert engine.ask(TOKENS)[0] == reference(TOKENS, 4, PLAIN)
-
-
-def test_an_adapter_whose_files_change_under_the_engine_is_not_kept(
-    tmp_path: Path, model: Path, extra: Extra, caplog: pytest.LogCaptureFixture
-) -> None:
-    with machine(model, extra) as engine:
-        asked_with(engine, adapter(tmp_path / "a", b"one"))
-        saved = engine.counts["blocks.saved"]
-        changed = adapter(tmp_path / "a", b"two!")
-        engine.scheduler.reset_prefix_cache()
-        assert asked_with(engine, changed)[1] == ALL
-        assert engine.counts["blocks.saved"] == saved
-        assert sum("its files have changed" in one.getMessage() for one in caplog.records) == 1
-
-
-def test_an_adapter_without_files_is_not_kept(model: Path, extra: Extra, caplog: pytest.LogCaptureFixture) -> None:
-    from tests.vllm import machine as module
-
-    with machine(model, extra) as engine, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "seed_of", lambda request, weights: b"")
-        asked_with(engine, LoRARequest("hub", 1, "someone/adapter"))
-        assert "blocks.saved" not in engine.counts
-        assert sum("no folder with files" in one.getMessage() for one in caplog.records) == 1
 
 
 def test_a_reset_forgets_what_was_kept_and_what_running_requests_computed(model: Path, extra: Extra) -> None:

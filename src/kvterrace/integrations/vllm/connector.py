@@ -14,10 +14,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
     KVConnectorTransferResults,
 )
+from vllm.lora.worker_manager import WorkerLoRAManager
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvterrace.errors import ConfigError, StoreLockedError
 from kvterrace.integrations.vllm import lookup
+from kvterrace.integrations.vllm.adapters import watch_adapters
 from kvterrace.integrations.vllm.messages import Handshake, StepPlan, WorkerReport
 from kvterrace.integrations.vllm.metrics import PromMetrics, Stats
 from kvterrace.integrations.vllm.namespace import namespace_for_rank
@@ -61,7 +63,7 @@ class KVTerraceConnector(KVConnectorBase_V1):
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         self._server: lookup.LookupServer | None = None
-        self._unwatch: Callable[[], None] = lambda: None
+        self._unwatch: list[Callable[[], None]] = []
         self._token = uuid.uuid4().hex
         self._loaded = Loaded()
         self._handled: BaseException | None = None
@@ -141,7 +143,10 @@ class KVTerraceConnector(KVConnectorBase_V1):
         store = _open(self._options, place.partition, place.ranks_on_host, namespace.layout.block_nbytes)
         self._worker = worker = WorkerSide(store, namespace, pages)
         lookup.local[self._token] = worker.match
-        self._unwatch = watch_weights(_worker_classes(), worker.weights_changed)
+        self._unwatch = [
+            watch_weights(_worker_classes(), config, worker.weights_changed),
+            watch_adapters((WorkerLoRAManager,), worker.adapters.loaded),
+        ]
         if config.parallel_config.distributed_executor_backend != "uni":  # the scheduler is another process
             self._server = lookup.LookupServer(worker.match)
         _log.info(
@@ -211,7 +216,8 @@ class KVTerraceConnector(KVConnectorBase_V1):
 
     def shutdown(self) -> None:
         """Blocks while the store writes what is only in DRAM."""
-        self._unwatch()
+        for unwatch in self._unwatch:
+            unwatch()
         lookup.local.pop(self._token, None)
         if self._server is not None:
             self._server.close()

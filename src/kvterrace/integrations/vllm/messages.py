@@ -44,11 +44,14 @@ class LoadJob:
 
 @dataclass(frozen=True, slots=True)
 class SaveJob:
-    """Store blocks `start..start + len(rows)` of a request's chain from these rows, once the step has computed them."""
+    """Store blocks `start..start + len(rows)` of a request's chain from these rows, once the step has computed them.
+    `adapter` is vLLM's number of the request's LoRA adapter, 0 without one.
+    """
 
     request_id: str
     start: int
     rows: list[int]
+    adapter: int = 0
 
 
 @dataclass(slots=True)
@@ -61,6 +64,8 @@ class StepPlan(KVConnectorMetadata):
         keys: what a worker has not yet of the chain of a request: (number of its first block, keys end to end).
         ended: requests whose chains are not needed any more.
         tokens: how many the step computes.
+        step: number of the step; the report to it has the same.
+        asks: whether a report is wanted, even of nothing.
     """
 
     epoch: str
@@ -70,6 +75,8 @@ class StepPlan(KVConnectorMetadata):
     loads: list[LoadJob] = field(default_factory=list)
     saves: list[SaveJob] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
+    step: int = 0
+    asks: bool = False
 
 
 @dataclass(slots=True)
@@ -82,12 +89,18 @@ class WorkerReport(KVConnectorWorkerMetadata):
         compute: (tokens, seconds) of the step's forward pass; the slowest rank's.
         loads: (bytes, seconds) of each load that arrived and was seen to in time, or that took too long and was given
             up.
+        step: of the plan that it answers.
+        asked: whether that wanted a report.
+        adapters: of each LoRA adapter that was loaded, by number: the digest on each rank, see `adapters`.
     """
 
     unsaved: dict[str, int] = field(default_factory=dict)
     failed: dict[str, int] = field(default_factory=dict)
     compute: tuple[int, float] = (0, 0.0)
     loads: list[tuple[int, float]] = field(default_factory=list)
+    step: int = 0
+    asked: bool = False
+    adapters: dict[int, list[bytes]] = field(default_factory=dict)
 
     def aggregate(self, other: Any) -> WorkerReport:
         """Both in one: of what two ranks say of a request, the lesser counts."""
@@ -96,10 +109,17 @@ class WorkerReport(KVConnectorWorkerMetadata):
             failed=_least(self.failed, other.failed),
             compute=max(self.compute, other.compute, key=lambda one: one[1]),
             loads=[*self.loads, *other.loads],
+            step=max(self.step, other.step),
+            asked=self.asked or other.asked,
+            adapters={
+                number: self.adapters.get(number, []) + other.adapters.get(number, [])
+                for number in {**self.adapters, **other.adapters}
+            },
         )
 
     def __bool__(self) -> bool:
-        return bool(self.unsaved or self.failed or self.loads or self.compute[0])
+        told = self.unsaved or self.failed or self.loads or self.compute[0] or self.adapters
+        return bool(told or self.asked)
 
 
 def _least(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvterrace.integrations.vllm.adapters import Adapters, Unknown, Wait
+from kvterrace.integrations.vllm.adapters import Adapters, Later, Unknown, Wait
 from kvterrace.integrations.vllm.lookup import Answer, Lookup, lookup_for
 from kvterrace.integrations.vllm.messages import Handshake, LoadJob, SaveJob, StepPlan, WorkerReport
 from kvterrace.integrations.vllm.metrics import SchedulerCounts
@@ -33,6 +33,7 @@ class _Tracked:
 
     Attributes:
         keys: None where its KV is neither kept nor served.
+        later: whether its keys are made once the digest of its adapter is known.
         sent: blocks whose keys the workers have.
         saved: blocks that are in the store, or on the way into it.
         failed: whether a load of it has failed: it is not loaded again, so that no request waits for ever.
@@ -43,6 +44,7 @@ class _Tracked:
 
     request: Any
     keys: RequestKeys | None
+    later: bool = False
     sent: int = 0
     saved: int = 0
     failed: bool = False
@@ -67,6 +69,7 @@ class SchedulerSide:
         self._outdated: Any = None  # vLLM's index of cached blocks, where a reset has left it as it was
         self._told_unknown = False
         self._epoch = ""
+        self._step = 0
         self._nbytes_per_block = 0
         self._loads: list[LoadJob] = []
         self._ended: list[str] = []
@@ -80,6 +83,7 @@ class SchedulerSide:
         # Of one rank: they load side by side, and each tells how long its own share took.
         self._nbytes_per_block = max(one.namespace.layout.block_nbytes for one in ranks)
         self._namespace = with_epoch(self._base, self._epoch)
+        self._adapters.ranks = len(ranks)
         self._lookup = lookup_for(ranks) if lookup is None else lookup
 
     def bind_pool(self, pool: Any) -> None:
@@ -98,7 +102,10 @@ class SchedulerSide:
         if isinstance(tracked, Wait):
             return None, False
         if computed_tokens and self._outdated is not None and self._index() is self._outdated:
-            tracked.keys = None  # begins on what vLLM has kept over a reset: of other weights, for all we know
+            tracked.keys, tracked.later = (
+                None,
+                False,
+            )  # begins on what vLLM has kept over a reset: of other weights, for all we know
         if tracked.keys is None or tracked.failed or request.skip_reading_prefix_cache:
             return 0, False
         start, most = computed_tokens // self._width, (request.num_tokens - 1) // self._width
@@ -124,11 +131,19 @@ class SchedulerSide:
         adapter = self._adapters.digest(request.lora_request)
         if isinstance(adapter, Wait):
             return adapter
-        keys = None
-        if not isinstance(adapter, Unknown) and not request.resumable:  # a session may take tokens back
-            keys = RequestKeys(request, self._namespace, adapter)
-        tracked = self._tracked[request.request_id] = _Tracked(request, keys)
+        tracked = self._tracked[request.request_id] = _Tracked(request, None)
+        if not request.resumable:  # a session may take tokens back
+            tracked.later = isinstance(adapter, Later)
+            if isinstance(adapter, bytes):
+                tracked.keys = RequestKeys(request, self._namespace, adapter)
         return tracked
+
+    def _late_keys(self, tracked: _Tracked) -> None:
+        adapter = self._adapters.digest(tracked.request.lora_request)
+        if isinstance(adapter, bytes):
+            tracked.keys, tracked.later = RequestKeys(tracked.request, self._namespace, adapter), False
+        elif isinstance(adapter, Unknown):
+            tracked.later = False
 
     def _ask(self, tracked: _Tracked, blocks: int) -> Answer | None:
         now_s = time.monotonic()
@@ -191,7 +206,11 @@ class SchedulerSide:
 
     def plan(self, scheduler_output: Any) -> StepPlan:
         """The jobs of this step: loads of what was allocated, saves of the blocks that it fills."""
-        plan = StepPlan(self._epoch, self._namespace.digest, scheduler_output.total_num_scheduled_tokens)
+        self._step += 1
+        plan = StepPlan(
+            self._epoch, self._namespace.digest, scheduler_output.total_num_scheduled_tokens, step=self._step,
+            asks=self._adapters.asks,
+        )  # fmt: skip
         plan.loads, self._loads = self._loads, []
         plan.ended, self._ended = self._ended, []
         for job in plan.loads:
@@ -203,14 +222,18 @@ class SchedulerSide:
 
     def _plan_save(self, plan: StepPlan, request_id: str, tokens: int, block_state: Any) -> None:
         tracked = self._tracked.get(request_id)
-        if tracked is None or tracked.keys is None:
+        if tracked is not None and tracked.later:
+            self._late_keys(tracked)
+        if tracked is None or tracked.keys is None or self._adapters.is_bad(tracked.request.lora_request):
             return
         # Drafted or placeholder tokens are no tokens yet: only what the request knows counts.
         whole = min(tracked.request.num_computed_tokens + tokens, tracked.request.num_tokens) // self._width
         if whole <= tracked.saved or self._keys(tracked, whole) is None:
             return
         (rows,) = block_state.get_block_ids(request_id)
-        plan.saves.append(SaveJob(request_id, tracked.saved, rows[tracked.saved : whole]))
+        lora = tracked.request.lora_request
+        number = 0 if lora is None else lora.lora_int_id
+        plan.saves.append(SaveJob(request_id, tracked.saved, rows[tracked.saved : whole], number))
         self._send_keys(plan, tracked, whole)
         tracked.saved = whole
 
@@ -227,6 +250,7 @@ class SchedulerSide:
 
     def take_in(self, report: WorkerReport) -> None:
         """What the workers did in a step."""
+        self._adapters.take_in(report.adapters)
         self._rates.computed(*report.compute)
         for nbytes, elapsed_s in report.loads:
             self._rates.loaded(nbytes, elapsed_s, time.monotonic())
@@ -269,7 +293,7 @@ class SchedulerSide:
         self._namespace = with_epoch(self._base, self._epoch)
         for request_id, tracked in list(self._tracked.items()):
             if tracked.request.num_computed_tokens:
-                tracked.keys = None
+                tracked.keys, tracked.later = None, False
             else:
                 self._forget(request_id)
 
@@ -278,6 +302,5 @@ class SchedulerSide:
 
     def close(self) -> None:
         """Let go of threads and sockets."""
-        self._adapters.close()
         if self._lookup is not None:
             self._lookup.close()

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from kvterrace.errors import UnsupportedModelError
+from kvterrace.integrations.vllm.watching import watch
 
 __all__ = ["files_digest", "watch_weights", "weights_fingerprint"]
 
@@ -89,40 +89,19 @@ def _file_digest(path: Path) -> bytes:
     return hashed.digest()
 
 
-_watchers: list[Callable[[str], None]] = []
-_watching = threading.Lock()
-
-
-def watch_weights(worker_classes: tuple[type, ...], on_change: Callable[[str], None]) -> Callable[[], None]:
-    """Have `on_change` told, with the method's name, before any method of a worker that changes weights runs.
-
-    vLLM tells a connector of no such change. The methods are wrapped once for each class and process. They run on the
-    worker's thread, between steps.
+def watch_weights(
+    worker_classes: tuple[type, ...], vllm_config: Any, on_change: Callable[[str], None]
+) -> Callable[[], None]:
+    """Have `on_change` told, with the method's name, before any method of a worker of this engine that changes weights
+    runs: on the worker's thread, between steps. vLLM tells a connector of no such change.
 
     Returns:
         Ends it.
     """
-    with _watching:
-        for worker in worker_classes:
-            for name in _CHANGING:
-                if name in vars(worker) and not hasattr(vars(worker)[name], "kvterrace_watched"):
-                    setattr(worker, name, _watched(vars(worker)[name], name))
-        _watchers.append(on_change)
 
-    def end() -> None:
-        with _watching:
-            if on_change in _watchers:
-                _watchers.remove(on_change)
+    def before(worker: Any, name: str) -> None:
+        of = getattr(worker, "vllm_config", None)
+        if of is None or of is vllm_config:  # else of another engine in this process
+            on_change(name)
 
-    return end
-
-
-def _watched(method: Callable[..., Any], name: str) -> Callable[..., Any]:
-    def told(self: Any, *args: Any, **kwargs: Any) -> Any:
-        for watcher in tuple(_watchers):  # one may end meanwhile
-            watcher(name)
-        return method(self, *args, **kwargs)
-
-    told.__name__, told.__doc__ = name, method.__doc__
-    told.kvterrace_watched = True  # type: ignore[attr-defined]
-    return told
+    return watch(worker_classes, _CHANGING, before=before)

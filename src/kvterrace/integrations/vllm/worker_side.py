@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from kvterrace.buffers import PagedBlocks
 from kvterrace.errors import KVTerraceError
+from kvterrace.integrations.vllm.adapters import Signatures
 from kvterrace.integrations.vllm.lookup import Answer
 from kvterrace.integrations.vllm.messages import LoadJob, SaveJob, StepPlan, WorkerReport
 from kvterrace.integrations.vllm.metrics import WorkerCounts
@@ -101,6 +102,7 @@ class WorkerSide:
         self._plan: StepPlan | None = None
         self._began_s = self._step_s = self._polled_s = 0.0
         self._warned: set[str] = set()
+        self.adapters = Signatures()
         self.counts = WorkerCounts()
 
     # -- what the scheduler asks ---------------------------------------------------------------------------------------
@@ -142,6 +144,7 @@ class WorkerSide:
     def begin(self, plan: StepPlan) -> None:
         """A step begins: `plan` is what the scheduler wants with it."""
         self._plan, self._epoch = plan, plan.epoch
+        self._report.step, self._report.asked = plan.step, plan.asks
         for request_id in plan.ended:
             self._keys.pop(request_id, None)
         space = self._space(plan.epoch)
@@ -189,7 +192,8 @@ class WorkerSide:
         under_way: list[tuple[SaveJob, KeyChain, Any]] = []
         try:
             for job in jobs:
-                self._put(job, room_s, under_way)
+                if not self.adapters.is_changed(job.adapter):
+                    self._put(job, room_s, under_way)
         except (KVTerraceError, OSError) as error:
             self._fault("save", error)
         finally:
@@ -314,6 +318,7 @@ class WorkerSide:
     def report(self) -> WorkerReport | None:
         """What the scheduler should know of this step; None: nothing."""
         report, self._report = self._report, WorkerReport()
+        report.adapters = self.adapters.take_news()
         return report or None
 
     def end(self) -> None:
