@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 from vllm.config import (
     CacheConfig,
     DeviceConfig,
+    KVEventsConfig,
     KVTransferConfig,
     ModelConfig,
     ParallelConfig,
@@ -75,7 +76,7 @@ def model_folder(folder: Path, weights: bytes = b"one", **facts: Any) -> Path:
 
 def config_for(model: Path, extra: Mapping[str, Any], **changes: Any) -> VllmConfig:
     """A configuration of vLLM with the connector; `changes`: `policy`, `role`, `batched_tokens`, `seqs`,
-    `ranks`, `backend`, `longest`, `implementation`."""
+    `ranks`, `backend`, `longest`, `implementation`, `events`."""
     longest = changes.get("longest", 512)
     return VllmConfig(
         parallel_config=ParallelConfig(
@@ -100,6 +101,7 @@ def config_for(model: Path, extra: Mapping[str, Any], **changes: Any) -> VllmCon
             async_scheduling=False,
         ),
         device_config=DeviceConfig("cpu"),
+        kv_events_config=KVEventsConfig(enable_kv_cache_events=changes.get("events", False), publisher="null"),
         kv_transfer_config=KVTransferConfig(
             kv_connector="KVTerraceConnector",
             kv_connector_module_path="kvterrace.integrations.vllm",

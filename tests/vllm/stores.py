@@ -118,6 +118,13 @@ class Between:
         self._note("invalidate")
         self.store.invalidate(chain, start=start)
 
+    def stats(self) -> Any:
+        return self.store.stats()
+
+    def take_departed(self) -> bytes:
+        found: bytes = self.store.take_departed()
+        return found
+
     def close(self, timeout_s: float = 30.0) -> bool:
         closed: bool = self.store.close(timeout_s)
         return closed

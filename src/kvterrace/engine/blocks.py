@@ -102,6 +102,7 @@ class BlockTable:
         self._free: Ids = np.zeros(0, np.int32)
         self._free_count = 0
         self._watched: list[list[Ids]] = []
+        self._departed: list[bytes] | None = None  # None: nobody asks
 
     @property
     def capacity(self) -> int:
@@ -136,6 +137,18 @@ class BlockTable:
         came: list[Ids] = []
         self._watched.append(came)
         return came
+
+    def lost_copy(self, ids: Ids) -> None:
+        """A copy of each of these blocks was given up: whoever gives up copies says so."""
+        if self._departed is not None:
+            gone = ids[(self.state[ids] == DramState.EMPTY) & (self.segment[ids] == NOWHERE)]
+            if len(gone):
+                self._departed.append(self.key[gone].tobytes())
+
+    def take_departed(self) -> bytes:
+        """Keys, end to end, of blocks that have lost their last copy since the last call; the first begins it."""
+        found, self._departed = self._departed or [], []
+        return b"".join(found)
 
     def release(self, ids: Ids) -> None:
         """Give ids back. They must not be in use anywhere."""

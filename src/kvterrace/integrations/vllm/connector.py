@@ -6,9 +6,10 @@ import logging
 import os
 import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from vllm.distributed.kv_events import KVCacheEvent
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorRole,
@@ -20,6 +21,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from kvterrace.errors import ConfigError, StoreLockedError
 from kvterrace.integrations.vllm import lookup
 from kvterrace.integrations.vllm.adapters import watch_adapters
+from kvterrace.integrations.vllm.events import Events
 from kvterrace.integrations.vllm.messages import Handshake, StepPlan, WorkerReport
 from kvterrace.integrations.vllm.metrics import PromMetrics, Stats
 from kvterrace.integrations.vllm.namespace import namespace_for_rank
@@ -60,6 +62,8 @@ class KVTerraceConnector(KVConnectorBase_V1):
         self._options: Options = read_options(vllm_config.kv_transfer_config.kv_connector_extra_config)
         check_engine(vllm_config)
         self._spec = check_groups(kv_cache_config)
+        events = vllm_config.kv_events_config
+        self._tells_events = events is not None and events.enable_kv_cache_events
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         self._server: lookup.LookupServer | None = None
@@ -68,7 +72,7 @@ class KVTerraceConnector(KVConnectorBase_V1):
         self._loaded = Loaded()
         self._handled: BaseException | None = None
         if role is KVConnectorRole.SCHEDULER:
-            self._scheduler = SchedulerSide(self._spec.block_size)
+            self._scheduler = SchedulerSide(self._spec.block_size, Events(self._spec) if self._tells_events else None)
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -111,6 +115,10 @@ class KVTerraceConnector(KVConnectorBase_V1):
         self._planning.finished(request.request_id)
         return False, None
 
+    def take_events(self) -> Iterable[KVCacheEvent]:
+        events = self._planning.events
+        return () if events is None else events.take()
+
     def reset_cache(self) -> bool:
         self._planning.reset()
         return True
@@ -141,7 +149,7 @@ class KVTerraceConnector(KVConnectorBase_V1):
             tenant=self._options.tenant,
         )
         store = _open(self._options, place.partition, place.ranks_on_host, namespace.layout.block_nbytes)
-        self._worker = worker = WorkerSide(store, namespace, pages)
+        self._worker = worker = WorkerSide(store, namespace, pages, tells_departures=self._tells_events)
         lookup.local[self._token] = worker.match
         self._unwatch = [
             watch_weights(_worker_classes(), config, worker.weights_changed),
@@ -200,8 +208,10 @@ class KVTerraceConnector(KVConnectorBase_V1):
     # -- both ----------------------------------------------------------------------------------------------------------
 
     def get_kv_connector_stats(self) -> Stats | None:
-        side = self._scheduler or self._worker
-        stats = Stats(side.counts.take() if side is not None else {})
+        if self._worker is not None:
+            stats = Stats(self._worker.take_counts())
+        else:
+            stats = Stats(self._scheduler.counts.take() if self._scheduler is not None else {})
         return None if stats.is_empty() else stats
 
     @classmethod

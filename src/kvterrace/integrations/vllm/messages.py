@@ -91,6 +91,9 @@ class WorkerReport(KVConnectorWorkerMetadata):
             up.
         step: of the plan that it answers.
         asked: whether that wanted a report.
+        unkept: requests whose saves of this step were left out.
+        gone_before, gone_after: keys, as the scheduler makes them, of blocks that have left a ladder: before the step
+            saved, and since. Only where KV events are wanted.
         adapters: of each LoRA adapter that was loaded, by number: the digest on each rank, see `adapters`.
     """
 
@@ -101,6 +104,9 @@ class WorkerReport(KVConnectorWorkerMetadata):
     step: int = 0
     asked: bool = False
     adapters: dict[int, list[bytes]] = field(default_factory=dict)
+    unkept: set[str] = field(default_factory=set)
+    gone_before: bytes = b""
+    gone_after: bytes = b""
 
     def aggregate(self, other: Any) -> WorkerReport:
         """Both in one: of what two ranks say of a request, the lesser counts."""
@@ -111,6 +117,9 @@ class WorkerReport(KVConnectorWorkerMetadata):
             loads=[*self.loads, *other.loads],
             step=max(self.step, other.step),
             asked=self.asked or other.asked,
+            unkept=self.unkept | other.unkept,
+            gone_before=self.gone_before + other.gone_before,
+            gone_after=self.gone_after + other.gone_after,
             adapters={
                 number: self.adapters.get(number, []) + other.adapters.get(number, [])
                 for number in {**self.adapters, **other.adapters}
@@ -118,8 +127,8 @@ class WorkerReport(KVConnectorWorkerMetadata):
         )
 
     def __bool__(self) -> bool:
-        told = self.unsaved or self.failed or self.loads or self.compute[0] or self.adapters
-        return bool(told or self.asked)
+        told = self.unsaved or self.failed or self.loads or self.compute[0] or self.adapters or self.unkept
+        return bool(told or self.asked or self.gone_before or self.gone_after)
 
 
 def _least(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:

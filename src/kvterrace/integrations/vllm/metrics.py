@@ -22,6 +22,7 @@ FATES = {
     "present": "to be saved, and there already",
     "unsaved": "found no room; handed over again while its request runs",
     "stuck": "not copied within seconds, and given up; handed over again",
+    "dropped": "made room for others, or the only copy was where no room or no drive was left",
     "lost": "ended with its request before it was taken",
     "miss": "gone between the look-up and the load",
     "corrupt": "read, and not what was written",
@@ -46,6 +47,7 @@ class WorkerCounts:
     blocks: Counter[str] = field(default_factory=Counter)
     loaded_nbytes: int = 0
     saved_nbytes: int = 0
+    write_failures: int = 0
     save_s: list[float] = field(default_factory=list)
     load_s: list[float] = field(default_factory=list)
 
@@ -53,8 +55,10 @@ class WorkerCounts:
         """The counts as plain data; they begin anew."""
         data: dict[str, Any] = {f"blocks.{fate}": count for fate, count in self.blocks.items() if count}
         data |= {"loaded_nbytes": self.loaded_nbytes, "saved_nbytes": self.saved_nbytes}
+        data["write_failures"] = self.write_failures
         data |= {"save_s": self.save_s, "load_s": self.load_s}
-        self.blocks, self.loaded_nbytes, self.saved_nbytes, self.save_s, self.load_s = Counter(), 0, 0, [], []
+        self.blocks, self.save_s, self.load_s = Counter(), [], []
+        self.loaded_nbytes = self.saved_nbytes = self.write_failures = 0
         return {key: value for key, value in data.items() if value}
 
 
@@ -128,6 +132,9 @@ class PromMetrics(KVConnectorPromMetrics):
         self._nbytes = self._counter_cls(
             name="vllm:kvterrace_bytes", documentation="Bytes of KV loaded and saved", labelnames=[*names, "way"]
         )
+        self._write_failures = self._counter_cls(
+            name="vllm:kvterrace_write_failures", documentation="Writes that a drive has refused", labelnames=names
+        )
         self._save_s = self._histogram_cls(
             name="vllm:kvterrace_save_seconds",
             documentation="Seconds that saving has held up a step that filled blocks",
@@ -151,6 +158,8 @@ class PromMetrics(KVConnectorPromMetrics):
                 self._tokens.labels(*labels, name).inc(value)
             elif key in ("loaded_nbytes", "saved_nbytes"):
                 self._nbytes.labels(*labels, key.removesuffix("_nbytes")).inc(value)
+            elif key == "write_failures":
+                self._write_failures.labels(*labels).inc(value)
             elif key in ("load_s", "save_s"):
                 histogram = self._load_s if key == "load_s" else self._save_s
                 for elapsed_s in value:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvterrace.integrations.vllm.adapters import Adapters, Later, Unknown, Wait
+from kvterrace.integrations.vllm.events import Events
 from kvterrace.integrations.vllm.lookup import Answer, Lookup, lookup_for
 from kvterrace.integrations.vllm.messages import Handshake, LoadJob, SaveJob, StepPlan, WorkerReport
 from kvterrace.integrations.vllm.metrics import SchedulerCounts
@@ -59,8 +60,10 @@ class _Tracked:
 class SchedulerSide:
     """The scheduler's thread only."""
 
-    def __init__(self, block_tokens: int) -> None:
+    def __init__(self, block_tokens: int, events: Events | None = None) -> None:
+        """`events`: None where nobody wants KV events."""
         self._width = block_tokens
+        self.events = events
         self._tracked: dict[str, _Tracked] = {}
         self._adapters = Adapters()
         self._rates = Rates()
@@ -158,6 +161,8 @@ class SchedulerSide:
             self._lookup.forget(tracked.request.request_id)
             tracked.queried = blocks * self._width
             tracked.answer, tracked.answered = answer, (blocks, now_s)
+            if self.events is not None:
+                self.events.found(tracked.request, chain, answer[0])
         return answer
 
     def _keys(self, tracked: _Tracked, blocks: int) -> bytes | None:
@@ -228,13 +233,15 @@ class SchedulerSide:
             return
         # Drafted or placeholder tokens are no tokens yet: only what the request knows counts.
         whole = min(tracked.request.num_computed_tokens + tokens, tracked.request.num_tokens) // self._width
-        if whole <= tracked.saved or self._keys(tracked, whole) is None:
+        if whole <= tracked.saved or (keys := self._keys(tracked, whole)) is None:
             return
         (rows,) = block_state.get_block_ids(request_id)
         lora = tracked.request.lora_request
         number = 0 if lora is None else lora.lora_int_id
         plan.saves.append(SaveJob(request_id, tracked.saved, rows[tracked.saved : whole], number))
         self._send_keys(plan, tracked, whole)
+        if self.events is not None:
+            self.events.saving(plan.step, tracked.request, keys, tracked.saved, whole)
         tracked.saved = whole
 
     def _send_keys(self, plan: StepPlan, tracked: _Tracked, blocks: int) -> None:
@@ -251,6 +258,8 @@ class SchedulerSide:
     def take_in(self, report: WorkerReport) -> None:
         """What the workers did in a step."""
         self._adapters.take_in(report.adapters)
+        if self.events is not None:
+            self.events.take_in(report)
         self._rates.computed(*report.compute)
         for nbytes, elapsed_s in report.loads:
             self._rates.loaded(nbytes, elapsed_s, time.monotonic())
@@ -291,6 +300,8 @@ class SchedulerSide:
         self._outdated = index if index is not None and len(index) else None
         self._epoch = uuid.uuid4().hex
         self._namespace = with_epoch(self._base, self._epoch)
+        if self.events is not None:
+            self.events.reset()
         for request_id, tracked in list(self._tracked.items()):
             if tracked.request.num_computed_tokens:
                 tracked.keys, tracked.later = None, False

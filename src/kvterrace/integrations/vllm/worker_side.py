@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from kvterrace.buffers import PagedBlocks
+from kvterrace.engine.counters import StoreStats
 from kvterrace.errors import KVTerraceError
 from kvterrace.integrations.vllm.adapters import Signatures
 from kvterrace.integrations.vllm.lookup import Answer
@@ -21,7 +22,7 @@ from kvterrace.integrations.vllm.messages import LoadJob, SaveJob, StepPlan, Wor
 from kvterrace.integrations.vllm.metrics import WorkerCounts
 from kvterrace.integrations.vllm.namespace import rank_chain, with_epoch
 from kvterrace.integrations.vllm.pages import Pages
-from kvterrace.keys import KeyChain, Namespace
+from kvterrace.keys import KEY_NBYTES, KeyChain, Namespace
 from kvterrace.types import Busy, Corrupt, DeviceFailed, Expired, Hit, Miss, Present, Rejected, Stale, Stored, Tier
 
 __all__ = ["Loaded", "WorkerSide", "WorkerStore"]
@@ -38,6 +39,10 @@ _IDLE_WAIT_S = 0.002
 #: seconds, or by less than half of it: else it is the length of a step that would be taken for that of loads.
 _BLUR_S = 0.02
 _SEQUENCE_NBYTES = 16
+#: Seconds between looks at the store's own counts.
+_LOOK_S = 1.0
+#: Keys of the scheduler's that a rank with others remembers, to name what has left its ladder: about 50 MB.
+_MOST_KEYS = 1 << 18
 
 _FAULTS: dict[type[Any], str] = {
     Miss: "miss",
@@ -60,6 +65,8 @@ class WorkerStore(Protocol):
     ) -> Any: ...
     def wait(self, transfer: Any, timeout_s: float | None = None) -> list[Any]: ...
     def invalidate(self, chain: KeyChain, *, start: int = 0) -> None: ...
+    def take_departed(self) -> bytes: ...
+    def stats(self) -> StoreStats: ...
     def close(self, timeout_s: float = 30.0) -> bool: ...
 
 
@@ -87,9 +94,15 @@ class _Load:
 class WorkerSide:
     """One rank's half."""
 
-    def __init__(self, store: WorkerStore, namespace: Namespace, pages: Pages) -> None:
-        """Takes over `store`, which is closed with this object."""
+    def __init__(
+        self, store: WorkerStore, namespace: Namespace, pages: Pages, *, tells_departures: bool = False
+    ) -> None:
+        """Takes over `store`, which is closed with this object. `tells_departures`: reports say which blocks have left
+        the ladder.
+        """
         self._store = store
+        self._tells_departures = tells_departures
+        self._scheduler_keys: dict[bytes, bytes] = {}  # by this rank's own, where they are others
         self._pages = pages
         self._base = namespace
         self._spaces = {"": namespace}
@@ -102,8 +115,10 @@ class WorkerSide:
         self._plan: StepPlan | None = None
         self._began_s = self._step_s = self._polled_s = 0.0
         self._warned: set[str] = set()
+        self._looked_s, self._was = 0.0, (0, 0)  # at the store's own counts: when, and what they were
         self.adapters = Signatures()
         self.counts = WorkerCounts()
+        self._departed()  # begins it
 
     # -- what the scheduler asks ---------------------------------------------------------------------------------------
 
@@ -151,8 +166,17 @@ class WorkerSide:
         for request_id, (first, keys) in plan.keys.items():
             had = self._keys.get(request_id, b"")[: 32 * first]
             assert len(had) == 32 * first, "the scheduler takes keys for sent that are not here"
-            self._keys[request_id] = had + rank_chain(space, keys, plan.made_in).data
+            mine = rank_chain(space, keys, plan.made_in).data
+            self._keys[request_id] = had + mine
+            if self._tells_departures and mine != keys:
+                self._remember(mine, keys)
         self._began_s = time.monotonic()
+
+    def _remember(self, mine: bytes, keys: bytes) -> None:
+        for at in range(0, len(keys), KEY_NBYTES):
+            self._scheduler_keys[mine[at : at + KEY_NBYTES]] = keys[at : at + KEY_NBYTES]
+        while len(self._scheduler_keys) > _MOST_KEYS:
+            del self._scheduler_keys[next(iter(self._scheduler_keys))]
 
     def load(self) -> None:
         """Begin the step's loads. Returns at once."""
@@ -184,8 +208,10 @@ class WorkerSide:
         if self._plan.tokens:
             self._report.compute = (self._plan.tokens, self._step_s)
         jobs, self._plan.saves = self._plan.saves, []
+        self._report.unkept = {job.request_id for job in jobs}
         if not jobs or self._step_failed or self._epoch in self._dead:
             return
+        self._report.gone_before += self._departed()
         began_s = time.monotonic()
         room_s = min(_SAVE_MOST_S, max(_SAVE_LEAST_S, _SAVE_SHARE * self._step_s))
         until_s = began_s + room_s + _SETTLE_S
@@ -199,6 +225,7 @@ class WorkerSide:
         finally:
             ended = [one for one in under_way if self._settle(*one, until_s)]
         for job, chain, transfer in ended:
+            self._report.unkept.discard(job.request_id)
             self._saved(job, chain, transfer.outcomes)
         self.counts.save_s.append(time.monotonic() - began_s)
 
@@ -319,7 +346,30 @@ class WorkerSide:
         """What the scheduler should know of this step; None: nothing."""
         report, self._report = self._report, WorkerReport()
         report.adapters = self.adapters.take_news()
+        report.gone_after = self._departed()
         return report or None
+
+    def take_counts(self) -> dict[str, Any]:
+        """What was done since the last call; of what the store counts itself, as it was less than a second ago."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s >= _LOOK_S:
+            self._looked_s, stats = now_s, self._store.stats()
+            was, self._was = self._was, (stats.dropped_blocks, stats.ssd_write_failures)
+            self.counts.blocks["dropped"] += self._was[0] - was[0]
+            self.counts.write_failures += self._was[1] - was[1]
+        return self.counts.take()
+
+    def _departed(self) -> bytes:
+        """Keys of blocks that have left the ladder since the last call, as the scheduler makes them."""
+        if not self._tells_departures:
+            return b""
+        try:
+            gone = self._store.take_departed()
+        except (KVTerraceError, OSError) as error:
+            self._fault("match", error)
+            return b""
+        keys = (gone[at : at + KEY_NBYTES] for at in range(0, len(gone), KEY_NBYTES))
+        return b"".join(self._scheduler_keys.pop(key, key) for key in keys)
 
     def end(self) -> None:
         """The step has ended."""
