@@ -153,7 +153,8 @@ def test_of_what_ranks_report_the_lesser_counts() -> None:
 
 def test_what_is_faster_by_what_was_measured() -> None:
     rates = Rates()
-    assert rates.worth_loading(1, 1 << 40, 0.0) and rates.deadline_s(100) == 30.0
+    assert rates.worth_loading(1, 1 << 40, 0.0)
+    assert [rates.deadline_s(tokens) for tokens in (100, 1000, 10**6)] == [0.5, 4.0, 30.0]  # 250 tokens a second
     rates.computed(1000, 2.0)  # 500 tokens a second
     rates.loaded(100 << 20, 1.0, now_s=7.0)  # 100 MiB a second
     assert rates.worth_loading(500, 99 << 20, now_s=7.0)  # 1 s against 0.99

@@ -13,8 +13,11 @@ from tests.vllm.machine import BLOCK, Machine, machine, model_folder, plain_seed
 from tests.vllm.stores import between
 from vllm.v1.request import RequestStatus
 
+from kvterrace import opening
 from kvterrace.errors import StoreClosedError
 from kvterrace.integrations.vllm.rates import Rates
+from kvterrace.io.base import IoKind
+from kvterrace.testing.faults import FaultPlan, FaultyEngine, Hang
 from kvterrace.types import Busy, Corrupt, Expired, Miss
 
 PLAIN = plain_seed()
@@ -169,6 +172,29 @@ def test_a_store_that_is_gone_costs_the_cache_and_no_answer(
         assert engine.ask(FIRST) == (reference(FIRST, 4, PLAIN), 200 + 3)
         assert engine.counts["blocks.match_error"] >= 1 and engine.counts["blocks.save_error"] >= 1
         assert sum("cannot be used" in one.getMessage() for one in caplog.records) == 2  # asking, and saving
+
+
+def test_a_drive_that_hangs_costs_a_deadline_and_no_answer(
+    model: Path, extra: Extra, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, best = FaultPlan(), opening.best_engine  # type: ignore[attr-defined]
+    engines: list[FaultyEngine] = []
+
+    def faulty(name: str) -> Any:
+        inner, *rest = best(name)
+        engines.append(FaultyEngine(inner, plan))
+        return engines[-1], *rest
+
+    monkeypatch.setattr(opening, "best_engine", faulty)
+    with machine(model, extra) as engine:
+        engine.ask(FIRST)
+    with machine(model, extra) as engine:
+        plan.add(Hang(), IoKind.READ)
+        assert engine.ask(FIRST) == (reference(FIRST, 4, PLAIN), 200 + 3)
+        assert engine.counts["blocks.expired"] == 12
+        assert engine.counts["load_s"][0] >= 0.5  # the least deadline: computing 192 tokens takes less
+        plan.clear()
+        engines[-1].release()
 
 
 @pytest.mark.parametrize("busy", [True, False])

@@ -14,6 +14,8 @@ _LEAST_NBYTES, _LONG_S = 1 << 20, 0.5
 _GOOD_S = 30.0
 #: A load may take this long in any case, and never longer than that.
 _SHORTEST_S, _LONGEST_S = 0.5, 30.0
+#: Tokens a second that computing is taken to manage before it was measured: as slow as a small model on two cores.
+_ASSUMED_TOKENS_S = 250.0
 
 
 class Rates:
@@ -43,9 +45,7 @@ class Rates:
 
     def deadline_s(self, tokens: int) -> float:
         """Seconds after which a load of `tokens` is given up: as long as computing them takes."""
-        if self._prefill_tokens_s is None:
-            return _LONGEST_S
-        return min(_LONGEST_S, max(_SHORTEST_S, tokens / self._prefill_tokens_s))
+        return min(_LONGEST_S, max(_SHORTEST_S, tokens / (self._prefill_tokens_s or _ASSUMED_TOKENS_S)))
 
 
 def _mean(old: float | None, new: float) -> float:
