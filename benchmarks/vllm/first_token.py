@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.vllm.engines import Child, prompt
+from benchmarks.vllm.engines import Child, prompt
 
 from kvterrace.demo.story import drop_page_cache
 

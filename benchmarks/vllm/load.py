@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.vllm.engines import Child, prompt
+from benchmarks.vllm.engines import Child, prompt
 
 CONCURRENCY = (1, 4, 8, 16)
 DOCUMENTS, QUESTION_TOKENS, ANSWER_TOKENS = 12, 24, 8
