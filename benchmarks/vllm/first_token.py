@@ -14,22 +14,23 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.vllm.engines import Child, prompt
+from benchmarks.vllm.sizes import Sizes
 
 from kvterrace.demo.story import drop_page_cache
 
-PREFIX_TOKENS, QUESTION_TOKENS, ANSWER_TOKENS = 4000, 40, 8
-QUESTIONS = 4
+QUESTION_TOKENS, ANSWER_TOKENS = 40, 8
 POOL = {"max_model_len": 4224, "kv_cache_memory_bytes": 440_000_000}  # 9,500 tokens: two such prompts
 
 
-def question(prefix: int, number: int) -> list[int]:
-    return prompt(prefix, PREFIX_TOKENS) + prompt(1000 * prefix + number, QUESTION_TOKENS)
+def question(prefix: int, number: int, tokens: int) -> list[int]:
+    return prompt(prefix, tokens) + prompt(1000 * prefix + number, QUESTION_TOKENS)
 
 
 class Case:
     """Answers and times by (prefix, question)."""
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: Sizes) -> None:
+        self.sizes = sizes
         self.answers: dict[tuple[int, int], list[int]] = {}
         self.wrong: list[str] = []
 
@@ -37,7 +38,7 @@ class Case:
         """Seconds to the first token; then the whole answer, from the KV that is in the pool now, is compared with that
         of others.
         """
-        tokens = question(prefix, number)
+        tokens = question(prefix, number, self.sizes.prefix_tokens)
         first = engine.ask(tokens, tokens=1)
         key = (prefix, number)
         found = engine.ask(tokens, tokens=ANSWER_TOKENS)["tokens"][0]
@@ -51,8 +52,9 @@ def warm(engine: Child) -> None:
     engine.ask(prompt(99, 64), tokens=2)
 
 
-def measure(say: Callable[[str], None], prefixes: int = 2) -> dict[str, Any]:
-    case, times = Case(), dict[str, list[float]]()
+def measure(say: Callable[[str], None], sizes: Sizes) -> dict[str, Any]:
+    prefixes = sizes.prefixes
+    case, times = Case(sizes), dict[str, list[float]]()
 
     def took(name: str, elapsed_s: float) -> None:
         times.setdefault(name, []).append(elapsed_s)
@@ -64,7 +66,7 @@ def measure(say: Callable[[str], None], prefixes: int = 2) -> dict[str, Any]:
             warm(engine)
             for prefix in range(prefixes):
                 took("recomputed", case.ask(engine, prefix, 0, "recomputed"))
-                for number in range(1, QUESTIONS):
+                for number in range(1, sizes.questions):
                     took("in-engine hit", case.ask(engine, prefix, number, "in-engine hit"))
         extra = {"path": f"{work}/kv", "dram_bytes": "768MiB", "ssd_bytes": "4GiB"}
         say("kvterrace, first engine")
@@ -72,7 +74,7 @@ def measure(say: Callable[[str], None], prefixes: int = 2) -> dict[str, Any]:
             warm(engine)
             for prefix in range(prefixes):
                 took("computed and saved", case.ask(engine, prefix, 0, "computed and saved"))
-            for number in range(1, QUESTIONS):
+            for number in range(1, sizes.questions):
                 for prefix in range(prefixes):
                     engine.order("reset")
                     took("kvterrace DRAM", case.ask(engine, prefix, number, "kvterrace DRAM"))
@@ -99,7 +101,7 @@ def measure(say: Callable[[str], None], prefixes: int = 2) -> dict[str, Any]:
                 took("tiers: CPU memory", case.ask(engine, prefix, 2, "tiers: CPU memory"))
     medians = {name: statistics.median(found) for name, found in times.items()}
     return {
-        "prefix_tokens": PREFIX_TOKENS,
+        "prefix_tokens": sizes.prefix_tokens,
         "page_cache": dropped,
         "seconds": times,
         "median_s": medians,

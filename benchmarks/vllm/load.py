@@ -1,5 +1,4 @@
-"""Throughput and time to first token at concurrency 1, 4, 8 and 16, with and without kvterrace; and what the connector
-costs where nothing is ever found again.
+"""Throughput and time to first token at concurrency 1, 4, 8 and 16, with and without kvterrace.
 
 Prompts are documents of skewed lengths and skewed popularity, with a question each. The documents together are several
 times the engine's pool of KV. Every engine answers the same prompts in the same order. Answers that differ are counted:
@@ -16,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.vllm.engines import Child, prompt
+from benchmarks.vllm.sizes import Sizes
 
-CONCURRENCY = (1, 4, 8, 16)
 DOCUMENTS, QUESTION_TOKENS, ANSWER_TOKENS = 12, 24, 8
 POOL = {"max_model_len": 1280, "kv_cache_memory_bytes": 110_000_000, "max_num_seqs": 16}  # 2,400 tokens
 
@@ -45,7 +44,7 @@ def summary(found: dict[str, Any], asked: list[list[int]]) -> dict[str, float]:
     }
 
 
-def measure(say: Callable[[str], None], requests: int = 24) -> dict[str, Any]:
+def measure(say: Callable[[str], None], sizes: Sizes) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     differ: dict[str, int] = {}
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as work:
@@ -54,27 +53,16 @@ def measure(say: Callable[[str], None], requests: int = 24) -> dict[str, Any]:
         for name, connector in (("without", None), ("kvterrace", extra)):
             with Child(connector, **POOL) as engine:
                 engine.ask(prompt(99, 64), tokens=2)
-                for concurrency in CONCURRENCY:
-                    asked = prompts(requests, seed=concurrency)
+                for concurrency in sizes.concurrency:
+                    asked = prompts(sizes.requests, seed=concurrency)
                     found = engine.order("load", prompts=asked, tokens=ANSWER_TOKENS, concurrency=concurrency)
                     figures[f"{name}, {concurrency} at once"] = summary(found, asked)
                     say(f"  {name}, {concurrency} at once: {figures[f'{name}, {concurrency} at once']}")
                     pairs = zip(answers.setdefault(concurrency, found["tokens"]), found["tokens"], strict=True)
                     differ[f"{concurrency} at once"] = sum(one != other for one, other in pairs)
-                counts = engine.metrics
-                # No prompt shares anything with another, or with what came before.
-                asked = [prompt(50_000 + number, 600) for number in range(6)]
-                found = engine.order("load", prompts=asked, tokens=ANSWER_TOKENS, concurrency=1)
-                figures[f"{name}, nothing shared"] = summary(found, asked)
                 if connector is not None:
-                    before, after = counts, engine.metrics
-                    saving_s = after["save_seconds_sum"] - before["save_seconds_sum"]
-                    figures["counts"] = after
-    share = figures["kvterrace, nothing shared"]["seconds"] / figures["without, nothing shared"]["seconds"]
+                    figures["counts"] = engine.metrics
     return {
         "figures": figures,
-        "nothing shared, kvterrace / without": share,
-        # Of one run, so that what else the machine does weighs less than between two.
-        "nothing shared, share of the time that is saving": saving_s / figures["kvterrace, nothing shared"]["seconds"],
         "answers that differ": differ,
     }

@@ -13,10 +13,12 @@ import os
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from benchmarks.vllm.sizes import FULL, Sizes
 
 from kvterrace import open_store
 from kvterrace.integrations.vllm.messages import Handshake, SaveJob, StepPlan
@@ -47,7 +49,7 @@ def request(number: int) -> Any:
     )  # fmt: skip
 
 
-def measure(running: int = 256, waiting: int = 64) -> dict[str, float]:
+def measure(say: Callable[[str], None], sizes: Sizes, running: int = 256, waiting: int = 64) -> dict[str, float]:  # noqa: ARG001
     layout = KVLayout(layers=32, kv_heads=8, head_dim=256, dtype="bfloat16", block_tokens=BLOCK, parts_per_layer=1)
     side = SchedulerSide(BLOCK)
     side.connect({(0, 0): Handshake(Namespace("weights", layout), 0, "", "")}, Nothing())
@@ -111,4 +113,4 @@ def save_ms(chain: int) -> float:
 if __name__ == "__main__":
     import json
 
-    print(json.dumps(measure(), indent=1))
+    print(json.dumps(measure(print, FULL), indent=1))

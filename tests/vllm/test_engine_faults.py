@@ -72,6 +72,7 @@ def test_deleted_while_it_runs(room: Extra, want: list[list[int]]) -> None:
         shutil.rmtree(room["path"])
         still_answered(engine, want)
     assert engine.said.count("writes closed -> open: ") == 1
+    assert engine.said.count("blocks find no room in the store") <= 1
 
 
 @pytest.mark.parametrize(
@@ -92,8 +93,9 @@ def still_answered(engine: Child, want: list[list[int]]) -> None:
         assert engine.ask(PROMPTS[one])["tokens"] == [want[one]]
     counts = engine.metrics
     assert counts["write_failures"] >= 1
-    # 93 blocks were taken in all: 31 may be on the drive, and 40 in DRAM.
-    assert counts["blocks.saved"] >= 93 and counts["blocks.dropped"] >= 93 - 31 - 40
+    # 93 blocks were handed over, or more: 31 may be on the drive, and 40 in DRAM.
+    lost = counts.get("blocks.lost", 0)
+    assert counts["blocks.saved"] + lost >= 93 and counts["blocks.dropped"] + lost >= 93 - 31 - 40
 
 
 def test_read_only(filled: Extra, want: list[list[int]]) -> None:
