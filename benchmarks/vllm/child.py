@@ -33,13 +33,20 @@ def main(more: Mapping[str, Order], before: Callable[[dict[str, Any]], None] | N
         say(orders[order.pop("do")](llm, **order))
 
 
-def ask(llm: Any, *, prompts: list[list[int]], tokens: int, salt: str | None = None) -> dict[str, Any]:
-    """All prompts at once."""
+def ask(
+    llm: Any, *, prompts: list[list[int]], tokens: int, salt: str | None = None, adapter: str | None = None
+) -> dict[str, Any]:
+    """All prompts at once; `adapter` is the folder of a LoRA adapter."""
+    from vllm.lora.request import LoRARequest
+
     from vllm import SamplingParams
 
+    lora = None if adapter is None else LoRARequest(adapter, 1, adapter)
     texts = [{"prompt_token_ids": prompt} | ({} if salt is None else {"cache_salt": salt}) for prompt in prompts]
     began_s = time.monotonic()
-    outputs = llm.generate(texts, SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True), use_tqdm=False)
+    outputs = llm.generate(
+        texts, SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True), use_tqdm=False, lora_request=lora
+    )
     return {
         "tokens": [list(one.outputs[0].token_ids) for one in outputs],
         "cached": [one.num_cached_tokens for one in outputs],

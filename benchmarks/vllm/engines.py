@@ -85,9 +85,12 @@ class Child:
         self.process.stdin.flush()
         return self._answer()
 
-    def ask(self, *prompts: Sequence[int], tokens: int = 8, salt: str | None = None) -> dict[str, Any]:
-        """Greedy answers to prompts given at once."""
-        return self.order("ask", prompts=[list(one) for one in prompts], tokens=tokens, salt=salt)
+    def ask(
+        self, *prompts: Sequence[int], tokens: int = 8, salt: str | None = None, adapter: Path | None = None
+    ) -> dict[str, Any]:
+        """Greedy answers to prompts given at once; `adapter` is the folder of a LoRA adapter."""
+        name = None if adapter is None else str(adapter)
+        return self.order("ask", prompts=[list(one) for one in prompts], tokens=tokens, salt=salt, adapter=name)
 
     @property
     def metrics(self) -> dict[str, float]:

@@ -19,16 +19,16 @@ PLAN = FaultPlan()
 
 def die_in_save(llm: Any, nth: int) -> dict[str, Any]:
     """Have the process killed in the `nth` save, when blocks were handed to the store and are being copied."""
-    from kvterrace.integrations.vllm.worker_side import WorkerSide
+    from kvterrace.integrations.vllm.saving import Saver
 
-    settle, seen = WorkerSide._settle, itertools.count(1)
+    settle, seen = Saver._settle, itertools.count(1)
 
     def settle_or_die(self: Any, *what: Any) -> bool:
         if next(seen) == nth:
             os.kill(os.getpid(), signal.SIGKILL)
         return settle(self, *what)
 
-    WorkerSide._settle = settle_or_die  # type: ignore[method-assign, assignment]
+    Saver._settle = settle_or_die  # type: ignore[method-assign, assignment]
     return {}
 
 

@@ -159,5 +159,5 @@ class Ended:
 def between(engine: Any, rank: int = 0) -> Between:
     """Put one between the worker of `engine` and its store."""
     side = engine.workers[rank]._worker
-    made = side._store = Between(side._store)
+    made = side._store = side._saver._store = Between(side._store)
     return made

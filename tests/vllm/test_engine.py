@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 from tests.vllm.engines import BLOCK, PROMPTS, WHOLE, Child, prompt
 from tests.vllm.hybrid_model import converted_gemma, is_installed
 
@@ -80,3 +83,35 @@ def test_two_ranks_in_processes_of_their_own(room: Extra) -> None:
         again = engine.ask(*prompts)
         assert (again["tokens"], again["cached"]) == (first["tokens"], [9 * BLOCK] * 2)
         assert engine.metrics["blocks.ssd"] == 2 * 2 * 9
+
+
+def test_adapters(room: Extra, tmp_path: Path, want: list[list[int]]) -> None:
+    """Two lives, two adapters in one folder: each is found again by its weights, from its second request on."""
+    folder = tmp_path / "adapter"
+    options: Any = {"enable_lora": True, "max_lora_rank": 8}
+    answers: dict[float, list[list[int]]] = {}
+    for weights, first, found in ((0.01, 0, False), (-0.01, 0, False), (0.01, 0, True)):
+        adapter(folder, weights)
+        with Child(room, **options) as engine:
+            one = engine.ask(PROMPTS[0], adapter=folder)
+            engine.order("reset")
+            two = engine.ask(PROMPTS[0], adapter=folder)
+            assert one["tokens"] == two["tokens"] == answers.setdefault(weights, one["tokens"])
+            assert (one["cached"], two["cached"]) == ([first], [WHOLE])
+            assert engine.metrics.get("blocks.present", 0) == (31 if found else 0)
+            if found:  # without an adapter, nothing of theirs is found
+                assert engine.ask(PROMPTS[0]) | {"elapsed_s": 0} == {"tokens": [want[0]], "cached": [0], "elapsed_s": 0}
+    assert answers[0.01] != answers[-0.01]
+
+
+def adapter(folder: Path, weights: float) -> None:
+    """For all query projections of the test's model: strong enough to change answers."""
+    folder.mkdir(exist_ok=True)
+    facts = {"r": 8, "lora_alpha": 800, "target_modules": ["q_proj"], "peft_type": "LORA"}
+    (folder / "adapter_config.json").write_text(json.dumps(facts))
+    tensors = {}
+    for layer in range(30):
+        name = f"base_model.model.model.layers.{layer}.self_attn.q_proj"
+        tensors[f"{name}.lora_A.weight"] = torch.full((8, 576), weights)
+        tensors[f"{name}.lora_B.weight"] = torch.full((576, 8), 0.1)
+    save_file(tensors, folder / "adapter_model.safetensors")

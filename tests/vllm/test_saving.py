@@ -48,13 +48,13 @@ def test_a_save_that_hangs_is_given_up_and_nothing_of_it_is_found(
     model: Path, extra: Extra, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its rows are others' after the step: what is copied from them then must not be served, nor kept."""
-    monkeypatch.setattr("kvterrace.integrations.vllm.worker_side._SETTLE_S", 0.05)
-    monkeypatch.setattr("kvterrace.integrations.vllm.scheduler_side._RETRY_S", (1e9, 1e9))
+    monkeypatch.setattr("kvterrace.integrations.vllm.saving._SETTLE_S", 0.05)
+    monkeypatch.setattr("kvterrace.integrations.vllm.scheduler_side._RETRY_S", (0.0, 0.0))
     with machine(model, extra, blocks=40) as engine:
         store = between(engine)
         store.stuck = True
         assert engine.ask(FIRST)[0] == reference(FIRST, 4, PLAIN)
-        assert [put.given_up for put in store.puts] == [True]  # the rest was not tried at once
+        assert [put.given_up for put in store.puts] == [True]  # each try would hold up a step
         assert engine.counts["blocks.stuck"] == 8 and engine.counts["blocks.lost"] == 12
         assert store.asked[-1] == "invalidate"
         assert sum("saving hangs" in one.getMessage() for one in caplog.records) == 1
@@ -66,7 +66,8 @@ def test_a_save_that_hangs_is_given_up_and_nothing_of_it_is_found(
 def test_a_copy_that_goes_on_after_it_was_given_up_is_not_found(
     model: Path, extra: Extra, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvterrace.integrations.vllm.worker_side._SETTLE_S", 0.05)
+    monkeypatch.setattr("kvterrace.integrations.vllm.saving._SETTLE_S", 0.05)
+    monkeypatch.setattr("kvterrace.integrations.vllm.saving._REST_S", 0.0)
     with machine(model, extra, blocks=40) as engine:
         store = between(engine)
         chains: list[Any] = []

@@ -76,6 +76,7 @@ class SchedulerSide:
         self._nbytes_per_block = 0
         self._loads: list[LoadJob] = []
         self._ended: list[str] = []
+        self._ending: dict[str, tuple[int, int]] = {}  # by request: its last step, and what is saved if that saves all
         self._retry_at_s, self._retry_s = 0.0, _RETRY_S[0]
         self.counts = SchedulerCounts()
 
@@ -271,6 +272,9 @@ class SchedulerSide:
             tracked = self._tracked.get(request_id)
             if tracked is not None:
                 tracked.saved = min(tracked.saved, block)
+            elif request_id in self._ending:  # it has ended with this step
+                self.counts.lost_blocks += max(0, self._ending[request_id][1] - block)
+        self._ending = {name: one for name, one in self._ending.items() if one[0] > report.step}
         if report.unsaved:
             self._retry_at_s = time.monotonic() + self._retry_s
             self._retry_s = min(2 * self._retry_s, _RETRY_S[1])
@@ -283,6 +287,7 @@ class SchedulerSide:
         if tracked is not None and tracked.keys is not None:
             whole = min(tracked.request.num_computed_tokens, tracked.request.num_tokens) // self._width
             self.counts.lost_blocks += max(0, whole - tracked.saved)
+            self._ending[request_id] = self._step, tracked.saved
         self._forget(request_id)
 
     def _forget(self, request_id: str) -> None:

@@ -9,65 +9,35 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from kvterrace.buffers import PagedBlocks
-from kvterrace.engine.counters import StoreStats
 from kvterrace.errors import KVTerraceError
 from kvterrace.integrations.vllm.adapters import Signatures
 from kvterrace.integrations.vllm.lookup import Answer
-from kvterrace.integrations.vllm.messages import LoadJob, SaveJob, StepPlan, WorkerReport
+from kvterrace.integrations.vllm.messages import LoadJob, StepPlan, WorkerReport
 from kvterrace.integrations.vllm.metrics import WorkerCounts
 from kvterrace.integrations.vllm.namespace import rank_chain, with_epoch
 from kvterrace.integrations.vllm.pages import Pages
+from kvterrace.integrations.vllm.saving import Saver, WorkerStore
+from kvterrace.integrations.vllm.telling import FAULTS, Teller
 from kvterrace.keys import KEY_NBYTES, KeyChain, Namespace
-from kvterrace.types import Busy, Corrupt, DeviceFailed, Expired, Hit, Miss, Present, Rejected, Stale, Stored, Tier
+from kvterrace.types import Expired, Hit, Tier
 
-__all__ = ["Loaded", "WorkerSide", "WorkerStore"]
+__all__ = ["Loaded", "WorkerSide"]
 
 _log = logging.getLogger("kvterrace.vllm")
 
-#: Saving may hold up a step by this share of what computing it took, within these bounds, in seconds.
-_SAVE_SHARE, _SAVE_LEAST_S, _SAVE_MOST_S = 0.05, 0.002, 0.5
-#: Seconds beyond that after which a save is given up for one that hangs.
-_SETTLE_S = 5.0
 #: Seconds that an idle step waits for a load: a scheduler that spins would keep the store's thread from the GIL.
 _IDLE_WAIT_S = 0.002
 #: A load is seen to have ended only between steps. How long it took is told where that is off by less than this, in
 #: seconds, or by less than half of it: else it is the length of a step that would be taken for that of loads.
 _BLUR_S = 0.02
-_SEQUENCE_NBYTES = 16
 #: Seconds between looks at the store's own counts.
 _LOOK_S = 1.0
 #: Keys of the scheduler's that a rank with others remembers, to name what has left its ladder: about 50 MB.
 _MOST_KEYS = 1 << 18
-
-_FAULTS: dict[type[Any], str] = {
-    Miss: "miss",
-    Corrupt: "corrupt",
-    Stale: "stale",
-    DeviceFailed: "failed",
-    Expired: "expired",
-    Busy: "busy",
-    Rejected: "rejected",
-}
-
-
-class WorkerStore(Protocol):
-    """What is used of a `Store`."""
-
-    def match(self, chain: KeyChain) -> Any: ...
-    def get(self, chain: KeyChain, out: Any, *, start: int, stop: int, deadline_s: float | None) -> Any: ...
-    def put(
-        self, chain: KeyChain, blocks: Any, *, start: int, stop: int, sequence: bytes, deadline_s: float | None
-    ) -> Any: ...
-    def wait(self, transfer: Any, timeout_s: float | None = None) -> list[Any]: ...
-    def invalidate(self, chain: KeyChain, *, start: int = 0) -> None: ...
-    def take_departed(self) -> bytes: ...
-    def stats(self) -> StoreStats: ...
-    def close(self, timeout_s: float = 30.0) -> bool: ...
 
 
 @dataclass(slots=True)
@@ -114,10 +84,11 @@ class WorkerSide:
         self._report = WorkerReport()
         self._plan: StepPlan | None = None
         self._began_s = self._step_s = self._polled_s = 0.0
-        self._warned: set[str] = set()
         self._looked_s, self._was = 0.0, (0, 0)  # at the store's own counts: when, and what they were
         self.adapters = Signatures()
         self.counts = WorkerCounts()
+        self._teller = Teller(self.counts)
+        self._saver = Saver(store, pages, self.counts, self._teller)
         self._departed()  # begins it
 
     # -- what the scheduler asks ---------------------------------------------------------------------------------------
@@ -134,7 +105,7 @@ class WorkerSide:
         try:
             found = self._store.match(rank_chain(self._space(epoch), keys, made_in)).tiers
         except (KVTerraceError, OSError) as error:
-            self._fault("match", error)
+            self._teller.fault("match", error)
             return 0, 0
         return len(found), next((at for at, tier in enumerate(found) if tier is not Tier.DRAM), len(found))
 
@@ -190,7 +161,7 @@ class WorkerSide:
                     chain = self._chain(job.request_id, stop)
                     transfer = self._store.get(chain, out, start=job.start, stop=stop, deadline_s=job.deadline_s)
                 except (KVTerraceError, OSError) as error:
-                    self._fault("load", error)
+                    self._teller.fault("load", error)
             self._loads.append(_Load(job, transfer, self._epoch, began_s))
         self._plan.loads = []
 
@@ -199,7 +170,9 @@ class WorkerSide:
         goes on with this engine. Nothing is kept any more.
         """
         self._step_failed = True
-        self._warn("step failed", "a step of the engine has failed: nothing more is kept until it is started again")
+        self._teller.warn(
+            "step failed", "a step of the engine has failed: nothing more is kept until it is started again"
+        )
 
     def save(self) -> None:
         """Store the blocks that the step has filled. When it returns, nothing reads the pool any more."""
@@ -212,85 +185,9 @@ class WorkerSide:
         if not jobs or self._step_failed or self._epoch in self._dead:
             return
         self._report.gone_before += self._departed()
-        began_s = time.monotonic()
-        room_s = min(_SAVE_MOST_S, max(_SAVE_LEAST_S, _SAVE_SHARE * self._step_s))
-        until_s = began_s + room_s + _SETTLE_S
-        under_way: list[tuple[SaveJob, KeyChain, Any]] = []
-        try:
-            for job in jobs:
-                if not self.adapters.is_changed(job.adapter):
-                    self._put(job, room_s, under_way)
-        except (KVTerraceError, OSError) as error:
-            self._fault("save", error)
-        finally:
-            ended = [one for one in under_way if self._settle(*one, until_s)]
-        for job, chain, transfer in ended:
-            self._report.unkept.discard(job.request_id)
-            self._saved(job, chain, transfer.outcomes)
-        self.counts.save_s.append(time.monotonic() - began_s)
-
-    def _put(self, job: SaveJob, room_s: float, under_way: list[tuple[SaveJob, KeyChain, Any]]) -> None:
-        stop = job.start + len(job.rows)
-        chain = self._chain(job.request_id, stop)
-        rows = PagedBlocks(self._pages.parts, job.rows)
-        name = chain.key(0)[:_SEQUENCE_NBYTES]
-        transfer = self._store.put(chain, rows, start=job.start, stop=stop, sequence=name, deadline_s=room_s)
-        under_way.append((job, chain, transfer))
-
-    def _settle(self, job: SaveJob, chain: KeyChain, transfer: Any, until_s: float) -> bool:
-        """Wait until nothing of the pool is read any more. A put has a deadline for room, copying does not wait for a
-        drive, and a store that has failed gives its puts up: `until_s` is only reached where something hangs. Then the
-        blocks are given up, also those that are being copied: their rows may be given to others.
-        """
-        while not transfer.done and (left_s := until_s - time.monotonic()) > 0:
-            self._store.wait(transfer, min(left_s, 1.0))
-            if not transfer.done:
-                time.sleep(0.001)
-        if transfer.done:
-            self._store.wait(transfer, 0.0)  # takes it off the store's list of what is finished
-            return True
-        transfer.give_up(Busy())
-        self._report.unsaved[job.request_id] = job.start
-        self.counts.blocks["stuck"] += len(job.rows)
-        self._warn("stuck", "saving hangs: blocks were given up after %.1f s, and will be computed", _SETTLE_S)
-        try:
-            self._store.invalidate(chain, start=job.start)
-        except (KVTerraceError, OSError) as error:
-            self._fault("save", error)
-        return False
-
-    def _saved(self, job: SaveJob, chain: KeyChain, outcomes: Sequence[Any]) -> None:
-        for at, outcome in enumerate(outcomes):
-            match outcome:
-                case Stored():
-                    self.counts.blocks["saved"] += 1
-                    self.counts.saved_nbytes += self._base.layout.block_nbytes
-                case Present():
-                    self.counts.blocks["present"] += 1
-                case _:
-                    again = self._report.unsaved[job.request_id] = self._begin_again(job.start + at, chain, outcome)
-                    if again < job.start:
-                        return
-                    self.counts.blocks["unsaved"] += len(outcomes) - at
-                    self._warn(
-                        f"save {_FAULTS.get(type(outcome), '?')}",
-                        "blocks find no room in the store and are handed over again (%s); if that stays so: the drive "
-                        "takes no writes, or dram_bytes is too small",
-                        outcome,
-                    )
-                    return
-
-    def _begin_again(self, block: int, chain: KeyChain, outcome: Any) -> int:
-        """From which block on the scheduler is to hand `chain` over again, after `block` was not taken: one before it
-        may have left the ladder since.
-        """
-        if not isinstance(outcome, Rejected):
-            return block
-        try:
-            return min(block, int(self._store.match(chain).blocks))
-        except (KVTerraceError, OSError) as error:
-            self._fault("match", error)
-            return block
+        kept = [job for job in jobs if not self.adapters.is_changed(job.adapter)]
+        chains = [self._chain(job.request_id, job.start + len(job.rows)) for job in kept]
+        self._saver.save(list(zip(kept, chains, strict=True)), self._step_s, self._report)
 
     def poll(self) -> Loaded:
         """Take in the loads that have ended. In a step that computes nothing, wait a little for one."""
@@ -322,7 +219,7 @@ class WorkerSide:
             if isinstance(outcome, Hit):
                 self.counts.blocks["dram" if outcome.tier is Tier.DRAM else "ssd"] += 1
             else:
-                self.counts.blocks[_FAULTS[type(outcome)]] += 1
+                self.counts.blocks[FAULTS[type(outcome)]] += 1
                 self._warn_load(job, outcome)
         nbytes = (len(job.rows) - len(bad)) * self._base.layout.block_nbytes
         self.counts.loaded_nbytes += nbytes
@@ -333,8 +230,8 @@ class WorkerSide:
             self._report.loads.append((nbytes, elapsed_s))
 
     def _warn_load(self, job: LoadJob, outcome: Any) -> None:
-        kind = _FAULTS[type(outcome)]
-        self._warn(
+        kind = FAULTS[type(outcome)]
+        self._teller.warn(
             f"load {kind}",
             "a block did not arrive (%s, request %s): it is computed. More of this kind are counted in "
             "vllm:kvterrace_blocks, and not told",
@@ -366,7 +263,7 @@ class WorkerSide:
         try:
             gone = self._store.take_departed()
         except (KVTerraceError, OSError) as error:
-            self._fault("match", error)
+            self._teller.fault("match", error)
             return b""
         keys = (gone[at : at + KEY_NBYTES] for at in range(0, len(gone), KEY_NBYTES))
         return b"".join(self._scheduler_keys.pop(key, key) for key in keys)
@@ -387,13 +284,3 @@ class WorkerSide:
         assert len(keys) == 32 * blocks, "a job for blocks whose keys were not sent"
         space = self._space(self._epoch)
         return KeyChain(space, space.root_key(), keys)
-
-    def _fault(self, what: str, error: Exception) -> None:
-        self.counts.blocks[f"{what}_error"] += 1
-        self._warn(what, "the store cannot be used (%s), everything is computed: %s", what, error)
-
-    def _warn(self, kind: str, text: str, *values: object) -> None:
-        """Say it once; the counts go on."""
-        if kind not in self._warned:
-            self._warned.add(kind)
-            _log.warning(text, *values)
