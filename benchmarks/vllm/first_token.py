@@ -34,11 +34,14 @@ class Case:
         self.answers: dict[tuple[int, int], list[int]] = {}
         self.wrong: list[str] = []
 
+    def tokens(self, prefix: int, number: int) -> list[int]:
+        return question(prefix, number, self.sizes.prefix_tokens)
+
     def ask(self, engine: Child, prefix: int, number: int, name: str) -> float:
         """Seconds to the first token; then the whole answer, from the KV that is in the pool now, is compared with that
         of others.
         """
-        tokens = question(prefix, number, self.sizes.prefix_tokens)
+        tokens = self.tokens(prefix, number)
         first = engine.ask(tokens, tokens=1)
         key = (prefix, number)
         found = engine.ask(tokens, tokens=ANSWER_TOKENS)["tokens"][0]
