@@ -7,10 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.vllm.machine import BLOCK, Machine, adapter, machine, plain_seed, prompt, reference
 from tests.vllm.stores import between
-from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
+from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEventBatch
 
 from kvterrace.keys import KeyChain, chain_keys
 from kvterrace.types import Busy
@@ -29,7 +30,8 @@ class Router:
         self.held: dict[str, dict[Any, tuple[int, ...]]] = {"STORAGE": {}, "GPU": {}}
 
     def publish(self, batch: Any) -> None:
-        for event in batch.events:
+        wire = msgspec.msgpack.encode(batch)  # as vLLM's publisher sends it
+        for event in msgspec.msgpack.decode(wire, type=KVEventBatch).events:
             self.events.append(event)
             if isinstance(event, AllBlocksCleared):  # vLLM's, of its own prefix cache
                 self.held["GPU"].clear()
