@@ -91,6 +91,22 @@ def test_one_that_is_loaded_again_with_other_weights_is_not_kept(
         assert engine.ask(TOKENS, lora_request=lora) == (answer(folder), ALL)
 
 
+def test_a_request_loads_nothing_once_its_adapter_was_loaded_anew(tmp_path: Path, model: Path, extra: Extra) -> None:
+    """It was let in before, and is preempted."""
+    with machine(model, extra) as engine:
+        lora = adapter(tmp_path / "a", 1.0)
+        engine.loras.use(lora)
+        engine.ask(TOKENS, lora_request=lora)
+        engine.add("runs", TOKENS, answer=30, lora_request=lora)
+        for _ in range(3):
+            engine.step()
+        engine.scheduler.connector._scheduler._adapters.take_in({1: [b"other weights"]})
+        engine.scheduler.reset_prefix_cache(reset_running_requests=True)
+        before = engine.computed_tokens
+        engine.run()
+        assert engine.computed_tokens - before >= 200
+
+
 def test_one_that_takes_the_name_of_another_is_not_kept(
     tmp_path: Path, model: Path, extra: Extra, caplog: pytest.LogCaptureFixture
 ) -> None:

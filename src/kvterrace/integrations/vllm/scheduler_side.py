@@ -112,6 +112,8 @@ class SchedulerSide:
             )  # begins on what vLLM has kept over a reset: of other weights, for all we know
         if tracked.keys is None or tracked.failed or request.skip_reading_prefix_cache:
             return 0, False
+        if self._adapters.is_bad(request.lora_request):
+            return 0, False
         start, most = computed_tokens // self._width, (request.num_tokens - 1) // self._width
         if most <= start:
             return 0, False
