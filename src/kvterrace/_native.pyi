@@ -146,9 +146,15 @@ class Places:
     """A caller's memory, part by part."""
 
     def __init__(
-        self, arrays: list[object], part_nbytes: Sequence[int], first_part: int = 0, owner: object = None
+        self,
+        arrays: list[object],
+        part_nbytes: Sequence[int],
+        first_part: int = 0,
+        owner: object = None,
+        rows: Sequence[int] = (),
     ) -> None:
-        """`arrays`: as `BlockBuffers.pieces`. They are kept alive, and so is `owner`: what their memory belongs to.
+        """`arrays`, `rows`: as `BlockBuffers.pieces` and `rows`. The arrays are kept alive, and so is `owner`: what
+        their memory belongs to.
 
         Raises ValueError where they do not hold such parts.
         """

@@ -1,12 +1,13 @@
 """The caller's buffers, seen as blocks and parts.
 
-A caller hands over KV in one of two forms, for `n` consecutive blocks:
+A caller hands over KV in one of three forms, for `n` consecutive blocks:
 
 * one C-contiguous buffer of `n * layout.block_nbytes` bytes (blocks end to end, parts in order): anything that offers
   the buffer protocol; or
 * a sequence of one NumPy array for each part of the layout (or of the chosen layers), each with a leading dimension of
   `n` and any strides, `array[b]` holding the part of block `b` with `part_nbytes` bytes. An engine's own tensors fit
-  this through a strided view.
+  this through a strided view; or
+* `PagedBlocks`: such arrays of a whole pool, and which of its rows the blocks are.
 
 The library borrows these buffers until the transfer that uses them is done; it never keeps them.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -23,7 +25,7 @@ import numpy.typing as npt
 from kvterrace.errors import LayoutError
 from kvterrace.layout import KVLayout
 
-__all__ = ["BlockBuffers", "Bytes"]
+__all__ = ["BlockBuffers", "Bytes", "PagedBlocks"]
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -40,10 +42,24 @@ _HOW_TO_VIEW = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class PagedBlocks:
+    """Blocks in an engine's pool of pages, in any order: block `b` is row `rows[b]` of every array.
+
+    Attributes:
+        parts: one array for each part of the layout (or of the chosen layers), as above; its leading dimension counts
+            the rows of the pool.
+        rows: one row for each block; to read into them, no row twice.
+    """
+
+    parts: Sequence[npt.NDArray[Any]]
+    rows: Sequence[int]
+
+
 class BlockBuffers:
     """`n` blocks of a caller's memory, part by part. Not thread-safe by itself; distinct blocks may be used at once."""
 
-    __slots__ = ("_arrays", "_in_one_piece", "_pieces", "blocks", "parts")
+    __slots__ = ("_arrays", "_in_one_piece", "_pieces", "blocks", "parts", "rows")
 
     def __init__(self, layout: KVLayout, source: Any, blocks: int, *, layers: range | None = None) -> None:
         """View `source` as `blocks` blocks, in place: no byte of it is copied.
@@ -52,13 +68,21 @@ class BlockBuffers:
             layers: the layers that `source` holds; None means all.
 
         Raises:
-            LayoutError: the buffer has another size or shape, is no plain memory, or there are no such layers.
+            LayoutError: the buffer has another size or shape, is no plain memory, or there are no such layers or rows.
         """
         self.blocks = blocks
+        #: Row of `pieces` that each block is; empty: block `b` is row `b`.
+        self.rows: tuple[int, ...] = ()
         self.parts = range(layout.parts) if layers is None else _parts_of(layout, layers)
         sizes = layout.part_nbytes[self.parts.start : self.parts.stop]
-        self._in_one_piece = not isinstance(source, Sequence) or _offers_memory(source)
-        if self._in_one_piece:
+        paged = isinstance(source, PagedBlocks)
+        self._in_one_piece = not paged and (not isinstance(source, Sequence) or _offers_memory(source))
+        if paged:
+            pool = _pool_rows(source.parts)
+            self.rows = _rows(source.rows, blocks, pool)
+            self._arrays = _part_arrays(source.parts, pool, sizes)
+            self._pieces = _joined(self._arrays)
+        elif self._in_one_piece:
             table = _table(source, blocks, sum(sizes))
             edges = itertools.accumulate(sizes, initial=0)
             self._arrays = [table[:, a:b] for a, b in itertools.pairwise(edges)]
@@ -73,6 +97,8 @@ class BlockBuffers:
         Raises:
             LayoutError: memory is read-only, or one byte of it would stand for two.
         """
+        if len(set(self.rows)) < len(self.rows):
+            raise LayoutError("paged blocks: a row comes twice; one block would overwrite the other")
         extents: dict[_Form, tuple[int, int]] = {}
         places: list[tuple[int, int, int]] = []
         starts: dict[int, int] = {}
@@ -108,9 +134,10 @@ class BlockBuffers:
 
     @property
     def pieces(self) -> list[npt.NDArray[Any]]:
-        """The same memory as few arrays, for one who copies it without us: their first axis counts blocks, and one
-        behind the other they hold a block's parts in order. One array holds all parts, along its second axis or as
-        plain bytes; else there is one for each part. They do not keep that memory alive: keep this object as well.
+        """The same memory as few arrays, for one who copies it without us: their first axis counts blocks (or rows of
+        the pool, see `rows`), and one behind the other they hold a block's parts in order. One array holds all parts,
+        along its second axis or as plain bytes; else there is one for each part. They do not keep that memory alive:
+        keep this object as well.
         """
         return list(self._pieces)
 
@@ -121,25 +148,45 @@ class BlockBuffers:
 
     def runs(self, block: int) -> list[Bytes]:
         """The memory of `block`, in order; its parts lie end to end over these. Only if `in_pages`."""
-        return [array[block].reshape(-1).view(np.uint8) for array in self._runs_of()]
+        row = self._row(block)
+        return [array[row].reshape(-1).view(np.uint8) for array in self._runs_of()]
 
     def _runs_of(self) -> list[npt.NDArray[Any]]:
         return self._pieces if self._in_one_piece else self._arrays
 
     def copy_in(self, block: int, part: int, slot: Bytes) -> None:
         """Copy the caller's part of `block` into `slot` (exactly its bytes). `part` counts from `parts.start`."""
-        array = self._arrays[part][block]
+        array = self._arrays[part][self._row(block)]
         np.copyto(slot.view(array.dtype).reshape(array.shape), array)
 
     def copy_out(self, block: int, payload: Bytes) -> None:
         """Copy the parts of `block`, which lie end to end from the start of `payload`, to the caller. Only after
         `require_writable`. As few copies as the caller's memory allows: one, if its parts lie at even distances.
         """
-        at = 0
+        at, row = 0, self._row(block)
         for piece in self._pieces:
-            view = piece[block]
+            view = piece[row]
             np.copyto(view, payload[at : at + view.nbytes].view(view.dtype).reshape(view.shape))
             at += view.nbytes
+
+    def _row(self, block: int) -> int:
+        return self.rows[block] if self.rows else block
+
+
+def _pool_rows(parts: Sequence[Any]) -> int:
+    """Rows of the pool that the first array has; `_part_arrays` holds the others to it."""
+    shape = getattr(parts[0], "shape", ()) if len(parts) else ()
+    return int(shape[0]) if shape else 0
+
+
+def _rows(rows: Sequence[int], blocks: int, pool: int) -> tuple[int, ...]:
+    if len(rows) != blocks:
+        raise LayoutError(f"paged blocks: {len(rows)} rows for {blocks} blocks; give one for each")
+    found = tuple(int(row) for row in rows)
+    for row in found:
+        if not 0 <= row < pool:
+            raise LayoutError(f"paged blocks: row {row} is not in a pool of {pool} rows")
+    return found
 
 
 def _in_pages(array: npt.NDArray[Any]) -> bool:

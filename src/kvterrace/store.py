@@ -118,6 +118,14 @@ class Store:
             ids = self._core.ledger.find(chain)
             return Match(chain, tuple(self._core.ledger.resident(ids)))
 
+    def take_departed(self) -> bytes:
+        """Keys, 32 bytes each, of blocks that have left the ladder since the last call, whatever made them; the first
+        call begins it. Some may be there again by now. Does not block on I/O. For one caller: what it was told is
+        forgotten.
+        """
+        with self._entered():
+            return self._core.ledger.table.take_departed()
+
     def stats(self) -> StoreStats:
         """Counts and sizes at this moment; a copy. Works on a closed store."""
         self._require_own_process()

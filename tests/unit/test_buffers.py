@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvterrace.buffers import BlockBuffers, Bytes
+from kvterrace.buffers import BlockBuffers, Bytes, PagedBlocks
 from kvterrace.errors import LayoutError
 from kvterrace.layout import KVLayout
 
@@ -459,3 +459,67 @@ def test_blocks_that_end_within_a_page_and_no_blocks_do_not_lie_in_pages() -> No
     layout = KVLayout(layers=1, kv_heads=1, head_dim=64, dtype="float16", block_tokens=40)  # 10,240 B
     assert not BlockBuffers(layout, pages(2 * 10240), 2).in_pages
     assert not BlockBuffers(PAGED, b"", 0).in_pages
+
+
+def test_runs_of_paged_blocks_are_their_rows() -> None:
+    parts = [pages(8 * 8192).reshape(8, 8192) for _ in range(4)]
+    buffers = BlockBuffers(PAGED, PagedBlocks(parts, [6, 0, 3]), 3)
+    assert buffers.in_pages
+    for block, row in enumerate([6, 0, 3]):
+        assert [run.ctypes.data for run in buffers.runs(block)] == [part.ctypes.data + row * 8192 for part in parts]
+
+
+POOL_ROWS = [6, 0, 3, 7, 2]
+
+
+def pool(seed: int | None = None) -> list[npt.NDArray[Any]]:
+    """Part arrays of a pool of eight rows, with a gap behind each row."""
+    made = []
+    for part, nbytes in enumerate(LAYOUT.part_nbytes):
+        rows = random_bytes(8 * (nbytes + 8), seed + part) if seed is not None else slot(8 * (nbytes + 8))
+        made.append(rows.reshape(8, nbytes + 8)[:, :nbytes])
+    return made
+
+
+def test_paged_blocks_are_read_from_their_rows() -> None:
+    parts = pool(seed=3)
+    buffers = BlockBuffers(LAYOUT, PagedBlocks(parts, POOL_ROWS), BLOCKS)
+    for block, row in enumerate(POOL_ROWS):
+        assert read(buffers, LAYOUT, block) == b"".join(part[row].tobytes() for part in parts)
+
+
+def test_paged_blocks_are_written_to_their_rows_and_no_other() -> None:
+    parts = pool()
+    buffers = BlockBuffers(LAYOUT, PagedBlocks(parts, POOL_ROWS), BLOCKS).require_writable()
+    blocks = [random_bytes(LAYOUT.block_nbytes, seed) for seed in range(BLOCKS)]
+    for block, data in enumerate(blocks):
+        write(buffers, LAYOUT, block, data)
+    for row in range(8):
+        want = blocks[POOL_ROWS.index(row)].tobytes() if row in POOL_ROWS else bytes(LAYOUT.block_nbytes)
+        assert b"".join(part[row].tobytes() for part in parts) == want
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([0, 1, 2, 3], "4 rows for 5 blocks"),
+        ([0, 1, 2, 3, 8], "row 8 is not in a pool of 8 rows"),
+        ([-1, 1, 2, 3, 4], "row -1 is not in a pool"),
+    ],
+)
+def test_rows_that_the_pool_has_not_are_refused(rows: list[int], words: str) -> None:
+    with pytest.raises(LayoutError, match=words):
+        BlockBuffers(LAYOUT, PagedBlocks(pool(), rows), BLOCKS)
+
+
+def test_a_pool_of_unequal_arrays_is_refused() -> None:
+    parts = pool()
+    with pytest.raises(LayoutError, match="first dimension must be 8"):
+        BlockBuffers(LAYOUT, PagedBlocks([*parts[:-1], parts[-1][:7]], POOL_ROWS), BLOCKS)
+
+
+def test_a_row_may_be_stored_twice_but_not_read_into_twice() -> None:
+    buffers = BlockBuffers(LAYOUT, PagedBlocks(pool(seed=3), [1, 1, 2, 3, 4]), BLOCKS)
+    assert read(buffers, LAYOUT, 0) == read(buffers, LAYOUT, 1)
+    with pytest.raises(LayoutError, match="a row comes twice"):
+        buffers.require_writable()

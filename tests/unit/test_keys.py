@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvterrace.errors import ConfigError
-from kvterrace.keys import KEY_NBYTES, KeyChain, Namespace, chain_keys
+from kvterrace.keys import KEY_NBYTES, KeyChain, Namespace, chain_keys, extend_keys
 from kvterrace.layout import KVLayout
 
 LAYOUT = KVLayout(layers=30, kv_heads=3, head_dim=64, dtype="float32", block_tokens=4)
@@ -319,3 +319,13 @@ def test_values_as_wide_as_keys_give_the_keys_of_the_layout_that_does_not_say_so
 def test_a_chain_is_whole_keys_and_a_root(root: Any, data: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         KeyChain(NAMESPACE, root, data)
+
+
+@given(tokens=st.lists(st.integers(0, 2**32 - 1), max_size=40), first=st.integers(0, 5), salt=st.binary(max_size=3))
+def test_a_chain_made_in_two_steps_is_the_chain_made_at_once(tokens: list[int], first: int, salt: bytes) -> None:
+    extras = [bytes([index]) for index in range(len(tokens) // 4)]
+    cut = min(first, len(extras))
+    begun = chain_keys(NAMESPACE, tokens[: cut * 4], salt=salt, extra=extras[:cut])
+    whole = extend_keys(begun, tokens[cut * 4 :], extra=extras[cut:])
+    assert list(whole) == reference_keys(NAMESPACE, tokens, salt, extras)
+    assert whole.root == begun.root and whole.namespace is NAMESPACE

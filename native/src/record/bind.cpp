@@ -163,19 +163,20 @@ void bind_places(nb::module_& module) {
       .def(
           "__init__",
           [](OwnedPlaces* self, const nb::list& arrays, std::vector<std::uint32_t> part_nbytes, std::size_t first_part,
-             const nb::object& owner) {
+             const nb::object& owner, std::vector<std::int64_t> rows) {
             try {
               bool writable = true;
-              Places places(pieces_of(arrays, writable), std::move(part_nbytes), first_part);
+              Places places(pieces_of(arrays, writable), std::move(part_nbytes), first_part, std::move(rows));
               new (self) OwnedPlaces{std::move(places), writable, nb::tuple(arrays), owner};
             } catch (const std::invalid_argument& error) {
               refuse(error.what());
             }
           },
           nb::arg("arrays"), nb::arg("part_nbytes"), nb::arg("first_part") = 0,
-          nb::arg("owner") = nb::none(),
+          nb::arg("owner") = nb::none(), nb::arg("rows") = std::vector<std::int64_t>{},
           "NumPy arrays whose first axis counts blocks: one for each part, or one of all, along its second axis or as plain "
-          "bytes. They are kept alive, and so is `owner`: what else their memory belongs to.")
+          "bytes. With `rows`, it counts the rows of a pool, and block `b` lies in row `rows[b]`. The arrays are kept alive, "
+          "and so is `owner`: what else their memory belongs to.")
       .def(
           "release", [](OwnedPlaces& self) { self.arrays = nb::tuple(), self.owner = nb::none(); },
           "Let go of the arrays and of `owner`. Only when every claim on the blocks is settled: nobody looks at them then.");

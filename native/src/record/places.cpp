@@ -75,8 +75,9 @@ std::uint32_t gather_sum(std::uint8_t* place, std::uint8_t* packed, Axes axes, s
 
 }  // namespace
 
-Places::Places(const std::vector<Piece>& pieces, std::vector<std::uint32_t> part_nbytes, std::size_t first_part)
-    : first_part_(first_part), part_nbytes_(std::move(part_nbytes)) {
+Places::Places(const std::vector<Piece>& pieces, std::vector<std::uint32_t> part_nbytes, std::size_t first_part,
+               std::vector<std::int64_t> rows)
+    : first_part_(first_part), part_nbytes_(std::move(part_nbytes)), rows_(std::move(rows)) {
   if (pieces.empty() || part_nbytes_.empty()) throw std::invalid_argument("no pieces, or no parts");
   for (const Piece& piece : pieces) {
     if (piece.shape.empty() || piece.shape.size() != piece.strides.size() || piece.item_nbytes == 0)
@@ -85,7 +86,9 @@ Places::Places(const std::vector<Piece>& pieces, std::vector<std::uint32_t> part
       if (length < 0) throw std::invalid_argument("a piece has an axis of negative length");
     if (piece.shape[0] != pieces[0].shape[0]) throw std::invalid_argument("pieces of different numbers of blocks");
   }
-  blocks_ = static_cast<std::size_t>(pieces[0].shape[0]);
+  blocks_ = rows_.empty() ? static_cast<std::size_t>(pieces[0].shape[0]) : rows_.size();
+  for (const std::int64_t row : rows_)
+    if (row < 0 || row >= pieces[0].shape[0]) throw std::invalid_argument("a row that no piece has");
   for (const std::uint32_t nbytes : part_nbytes_) block_nbytes_ += nbytes;
   places_.reserve(part_nbytes_.size());
   if (pieces.size() == part_nbytes_.size()) {
@@ -152,7 +155,7 @@ void Places::scatter(std::size_t block, const std::uint8_t* packed) const noexce
   auto from = const_cast<std::uint8_t*>(packed);  // read only: the moves are written once for both ways
   for (std::size_t part = 0; part < places_.size(); from += part_nbytes_[part], ++part) {
     const Plan& plan = plans_[places_[part].plan];
-    std::uint8_t* to = places_[part].address + static_cast<std::int64_t>(block) * plan.block_stride;
+    std::uint8_t* to = places_[part].address + row(block) * plan.block_stride;
     const std::span<const Axis> axes(plan.axes);
     if (block_nbytes_ >= kStreamBlockNbytes && plan.run_nbytes >= kStreamRunNbytes)
       move_all<Way::scatter_streaming>(to, from, axes, plan.run_nbytes, part_nbytes_[part]);
@@ -164,7 +167,7 @@ void Places::scatter(std::size_t block, const std::uint8_t* packed) const noexce
 
 std::uint32_t Places::gather(std::size_t block, std::size_t part, std::uint8_t* packed) const noexcept {
   const Plan& plan = plans_[places_[part].plan];
-  std::uint8_t* from = places_[part].address + static_cast<std::int64_t>(block) * plan.block_stride;
+  std::uint8_t* from = places_[part].address + row(block) * plan.block_stride;
   const bool streaming = block_nbytes_ >= kStreamBlockNbytes;
   const std::uint32_t crc = gather_sum(from, packed, std::span<const Axis>(plan.axes), plan.run_nbytes,
                                        part_nbytes_[part], streaming, 0);

@@ -19,8 +19,10 @@ struct Piece {
 class Places {
  public:
   // From a block's bytes in order: one piece for each part, or one piece for all of them - of equal parts along its second
-  // axis, or of plain bytes. `first_part` is the number of the first in the layout. Throws std::invalid_argument.
-  Places(const std::vector<Piece>& pieces, std::vector<std::uint32_t> part_nbytes, std::size_t first_part);
+  // axis, or of plain bytes. `first_part` is the number of the first in the layout. With `rows`, the pieces' first axis
+  // counts the rows of a pool, and block `b` lies in row `rows[b]`. Throws std::invalid_argument.
+  Places(const std::vector<Piece>& pieces, std::vector<std::uint32_t> part_nbytes, std::size_t first_part,
+         std::vector<std::int64_t> rows = {});
 
   std::size_t blocks() const noexcept { return blocks_; }
   std::size_t first_part() const noexcept { return first_part_; }
@@ -52,9 +54,13 @@ class Places {
   static Plan plan_of(const Piece& piece, std::size_t first_axis, std::size_t part_nbytes, std::size_t part);
   void add(std::uint8_t* address, Plan plan);
   void split(const Piece& piece);
+  std::int64_t row(std::size_t block) const noexcept {
+    return rows_.empty() ? static_cast<std::int64_t>(block) : rows_[block];
+  }
 
   std::size_t blocks_ = 0, first_part_, block_nbytes_ = 0;
   std::vector<std::uint32_t> part_nbytes_;
+  std::vector<std::int64_t> rows_;
   std::vector<Plan> plans_;
   std::vector<Place> places_;
 };

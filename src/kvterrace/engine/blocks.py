@@ -107,6 +107,7 @@ class BlockTable:
         #: Called with a tier and keys, end to end, of blocks that were just written to it, or that it gave up.
         self.on_enter: Callable[[Tier, bytes], None] | None = None
         self.on_leave: Callable[[Tier, bytes], None] | None = None
+        self._departed: list[bytes] | None = None  # None: nobody asks
 
     @property
     def capacity(self) -> int:
@@ -141,6 +142,18 @@ class BlockTable:
         came: list[Ids] = []
         self._watched.append(came)
         return came
+
+    def lost_copy(self, ids: Ids) -> None:
+        """A copy of each of these blocks was given up: whoever gives up copies says so."""
+        if self._departed is not None:
+            gone = ids[(self.state[ids] == DramState.EMPTY) & (self.segment[ids] == NOWHERE)]
+            if len(gone):
+                self._departed.append(self.key[gone].tobytes())
+
+    def take_departed(self) -> bytes:
+        """Keys, end to end, of blocks that have lost their last copy since the last call; the first begins it."""
+        found, self._departed = self._departed or [], []
+        return b"".join(found)
 
     def release(self, ids: Ids) -> None:
         """Give ids back. They must not be in use anywhere."""

@@ -126,6 +126,7 @@ class DramSpace:
             self.allocator.free(slot * PAGE_NBYTES)
         table.slot[ids] = NOWHERE
         table.state[ids] = DramState.EMPTY
+        table.lost_copy(ids)
         for run, count in zip(*self._runs_of(ids), strict=True):
             self._resident[run] -= count
             if not self._resident[run]:

@@ -357,6 +357,7 @@ class SegmentSpace:
             assert segment.live_nbytes >= 0, f"{segment!r} lost more than it held"
         table.segment[ids] = NOWHERE
         table.page[ids] = NOWHERE
+        table.lost_copy(ids)
 
     def touch(self, table: BlockTable, ids: Ids, used_s: npt.NDArray[np.float64], now_s: float) -> None:
         """Blocks `ids`, last used at `used_s`, are used now. Some may have no copy."""

@@ -169,5 +169,5 @@ def _places(chain: KeyChain | None, buffers: BlockBuffers | None) -> _Places | N
     if native is None or chain is None or buffers is None or not buffers.blocks:
         return None
     sizes = chain.namespace.layout.part_nbytes[buffers.parts.start : buffers.parts.stop]
-    places: _Places = native.Places(buffers.pieces, list(sizes), buffers.parts.start, buffers)
+    places: _Places = native.Places(buffers.pieces, list(sizes), buffers.parts.start, buffers, buffers.rows)
     return places

@@ -82,6 +82,9 @@ class RunTree:
         self._named: dict[bytes, dict[bytes, Run]] = {}  # the same, by the digest of the namespace
         self._runs: list[Run | None] = []
         self._free_numbers: list[int] = []
+        #: The last stretch that was compared, and was the same: a put walks its chain several times. A run's array of
+        #: ids is never changed, only replaced, and a block keeps its key while it is in one.
+        self._seen: tuple[Ids, bytes, int, int] = (np.zeros(0, np.int32), b"", 0, 0)
         #: When each run, by number, was last used (monotonic seconds).
         self.used_s: npt.NDArray[np.float64] = np.zeros(0)
 
@@ -137,8 +140,12 @@ class RunTree:
         count = min(len(run), limit - at)
         if count == 1:
             return 1
+        ids, seen, place, same = self._seen
+        if ids is run.ids and seen is data and place == at and count <= same:
+            return count
         mine = self.table.key[run.ids[:count]]
         if mine.tobytes() == data[at * KEY_NBYTES : (at + count) * KEY_NBYTES]:
+            self._seen = run.ids, data, at, count
             return count
         theirs = np.frombuffer(data, np.uint8, count * KEY_NBYTES, at * KEY_NBYTES).reshape(count, KEY_NBYTES)
         return int(np.argmin((mine == theirs).all(axis=1)))
