@@ -14,9 +14,10 @@ import numpy.typing as npt
 from kvterrace.format.record import PAGE_NBYTES
 from kvterrace.keys import KEY_NBYTES
 
-__all__ = ["NOWHERE", "BlockTable", "DramState", "Geometry", "Ids"]
+__all__ = ["NOWHERE", "BlockTable", "DramState", "Geometry", "Ids", "Keys"]
 
 Ids = npt.NDArray[np.int32]
+Keys = npt.NDArray[np.uint64]
 
 #: Value of `slot` and `segment` where a block has no copy there.
 NOWHERE = -1
@@ -63,6 +64,8 @@ class BlockTable:
         spent: in DRAM alone, and not to be written: the SSD tier has given its copy up to make room, or may not be
             given the block again. It leaves with its slot.
         awaited: prefetched, and not used since.
+        leaving: the eviction policy has let go of what DRAM holds of it; it stays until that room is wanted.
+        marked: scratch; False but within a call.
         score: decayed cumulative attention score.
     """
 
@@ -78,6 +81,8 @@ class BlockTable:
         ("writing", np.bool_, 0),
         ("spent", np.bool_, 0),
         ("awaited", np.bool_, 0),
+        ("leaving", np.bool_, 0),
+        ("marked", np.bool_, 0),
         ("score", np.float32, 0),
     )
 
@@ -93,6 +98,8 @@ class BlockTable:
     writing: npt.NDArray[np.bool_]
     spent: npt.NDArray[np.bool_]
     awaited: npt.NDArray[np.bool_]
+    leaving: npt.NDArray[np.bool_]
+    marked: npt.NDArray[np.bool_]
     score: npt.NDArray[np.float32]
 
     def __init__(self) -> None:
@@ -112,6 +119,20 @@ class BlockTable:
     def used(self) -> int:
         """Ids in use."""
         return self.capacity - self._free_count
+
+    @property
+    def words(self) -> Keys:
+        """The first eight bytes of each block's key."""
+        return self.key.view("<u8")[:, 0]
+
+    def by_run(self, ids: Ids) -> tuple[list[int], list[int]]:
+        """Numbers of the runs of these blocks in the order they come in, and how many of the blocks each has."""
+        runs = self.run[ids]
+        if len(runs) == 1 or (len(runs) and (runs == runs[0]).all()):
+            return [int(runs[0])], [len(runs)]
+        numbers, firsts, counts = np.unique(runs, return_index=True, return_counts=True)
+        order = np.argsort(firsts)
+        return numbers[order].tolist(), counts[order].tolist()
 
     @property
     def nbytes(self) -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from kvterrace.engine.blocks import NOWHERE, BlockTable, DramState, Ids
+from kvterrace.engine.slot_sizes import SlotSizes
 from kvterrace.engine.space import Segment, SegmentSpace
 from kvterrace.engine.tree import Run, RunTree
 
@@ -51,40 +52,52 @@ class DirtyRuns:
         self,
         table: BlockTable,
         tree: RunTree,
-        slot_nbytes: Mapping[int, int],
+        sizes: SlotSizes,
         doomed: Callable[[Ids], npt.NDArray[np.bool_]],
     ) -> None:
-        """`slot_nbytes`: size of a record by namespace; `doomed(ids)`: which of them are not worth writing any more."""
+        """`doomed(ids)`: which of them are not worth writing any more."""
         self._table = table
         self._tree = tree
-        self._slot_nbytes = slot_nbytes
+        self._sizes = sizes
         self._doomed = doomed
         #: When each run, by number, first held a block without a copy below; oldest first.
         self.since_s: dict[int, float] = {}
         self._first_s: dict[int, float] = {}  # for each in `since_s`: the same, whether or not it was used since
+        self._counts: dict[int, int] = {}  # for each in `since_s`: how many such blocks it has
         #: Bytes of all such blocks.
         self.nbytes = 0
 
-    def add(self, block: int, now_s: float) -> None:
-        """`block` is ready and has no copy below."""
-        run = self._tree.run_of(block)
-        if run.number not in self.since_s:
-            self.since_s[run.number] = self._first_s[run.number] = now_s
-        self.nbytes += self._slot_nbytes[run.namespace]
+    def add(self, ids: Ids, now_s: float) -> None:
+        """These blocks are ready and have no copy below."""
+        if not len(ids):
+            return
+        for number, count in zip(*self._table.by_run(ids), strict=True):
+            if number not in self.since_s:
+                self.since_s[number] = self._first_s[number] = now_s
+                self._counts[number] = 0
+            self._counts[number] += count
+        self.nbytes += self._sizes.total(ids)
+
+    def remove(self, ids: Ids) -> None:
+        """These blocks were such, and are no longer."""
+        for number, count in zip(*self._table.by_run(ids), strict=True):
+            self._set_count(number, self._counts[number] - count)
+        self.nbytes -= self._sizes.total(ids)
 
     def split(self, head: Run, tail: Run) -> None:
         """`tail` was cut off `head`."""
         since_s = self.since_s.get(head.number)
         if since_s is not None:
+            count, in_tail = self._counts[head.number], int(np.count_nonzero(self.are(tail.ids)))
             self.since_s[tail.number] = since_s
             self._first_s[tail.number] = self._first_s[head.number]
-            self.settle(head)
-            self.settle(tail)
+            self._set_count(head.number, count - in_tail)
+            self._set_count(tail.number, in_tail)
 
-    def settle(self, run: Run) -> None:
-        """Take `run` off the list if nothing of it waits or is under way."""
-        if run.number in self.since_s and not self._dirty(run.ids).any():
-            del self.since_s[run.number], self._first_s[run.number]
+    def _set_count(self, run: int, count: int) -> None:
+        self._counts[run] = count
+        if not count:
+            del self.since_s[run], self._first_s[run], self._counts[run]
 
     def hurry(self, ids: Ids) -> None:
         """Write the runs of these blocks next, used or not."""
@@ -93,7 +106,8 @@ class DirtyRuns:
             self._first_s.update(first)
             self.since_s = first | {number: at_s for number, at_s in self.since_s.items() if number not in first}
 
-    def _dirty(self, ids: Ids) -> npt.NDArray[np.bool_]:
+    def are(self, ids: Ids) -> npt.NDArray[np.bool_]:
+        """For each block, whether it is ready and has no copy below, and is not done with."""
         table = self._table
         dirty: npt.NDArray[np.bool_] = (
             (table.state[ids] == DramState.READY) & (table.segment[ids] == NOWHERE) & ~table.spent[ids]
@@ -101,7 +115,7 @@ class DirtyRuns:
         return dirty
 
     def _wanted(self, run: Run) -> Ids:
-        found: Ids = run.ids[self._dirty(run.ids)]
+        found: Ids = run.ids[self.are(run.ids)]
         return found[~self._doomed(found)]
 
     def _waiting(self, run: Run) -> Ids:
@@ -121,7 +135,7 @@ class DirtyRuns:
     def _first(self, space: SegmentSpace, refused: Callable[[int], bool]) -> list[int]:
         """What waits of `space.first` and is not left to another volume."""
         table, ids = self._table, space.first
-        ids = ids[(table.run[ids] != NOWHERE) & self._dirty(ids) & ~table.writing[ids]]
+        ids = ids[(table.run[ids] != NOWHERE) & self.are(ids) & ~table.writing[ids]]
         return [block for block in ids[~self._doomed(ids)].tolist() if not refused(block)]
 
     def _in_order(self, run: Run, taken: set[int]) -> Iterator[int]:
@@ -153,7 +167,7 @@ class DirtyRuns:
         offset = nbytes = 0
         for block in self._first(space, refused):
             run = self._tree.run_of(block)
-            record_nbytes = self._slot_nbytes[run.namespace]
+            record_nbytes = self._sizes[run.namespace]
             if chosen and nbytes + record_nbytes > writes.batch_nbytes:
                 return WriteBatch(segment, offset, np.array(chosen, np.int32), nbytes)
             if not space.fits(segment, record_nbytes, run.namespace):
@@ -174,7 +188,7 @@ class DirtyRuns:
                 del self.since_s[number]  # used since: to be looked at again when it may be idle
                 self.since_s[number] = min(used_s, limit_s - writes.after_s)
                 continue
-            record_nbytes = self._slot_nbytes[run.namespace]
+            record_nbytes = self._sizes[run.namespace]
             for block in self._in_order(run, taken):
                 if refused(block):
                     continue

@@ -91,7 +91,7 @@ class Filler:
         core = self._core
         assert transfer.chain is not None
         known = core.ledger.find(transfer.chain, transfer.start)
-        core.ledger.touch(transfer.chain, len(known), core.clock.monotonic_s())
+        core.ledger.touch(transfer.chain, len(known), core.clock.monotonic_s(), put=True)
         self._waiting.append(_Queued(transfer, transfer.start, transfer.stop))
 
     def invalidate(self, chain: KeyChain, start: int) -> None:
@@ -166,8 +166,9 @@ class Filler:
             for more, block in enumerate(ids.tolist()):
                 fills.append(self._fill(transfer, one.index + more, block, first + more, created_unix_ns))
             one.index += len(ids)
+            if ledger.turned_away and one.index < one.stop:
+                one.give_up(Rejected("DRAM, the only tier, holds what is likelier to be wanted again"))
             break
-        ledger.touch(chain, one.index, now_s)
         requests = [
             IoRequest(IoKind.CALL, IoClass.PREFETCH, finish=_filling(group), tag=self._on_filled(group))
             for group in (fills[at : at + _FILL_BLOCKS] for at in range(0, len(fills), _FILL_BLOCKS))
@@ -201,18 +202,19 @@ class Filler:
             now_s = core.clock.monotonic_s()
             if result.crash is not None:
                 _log.error("copying from a caller's buffer failed", exc_info=result.crash)
-            doomed = core.ledger.doomed(np.array([one.block for one in group], np.int32)).tolist()
-            for one, invalidated in zip(group, doomed, strict=True):
-                if one.done or (one.item is not None and one.item.done):
-                    core.ledger.filled(one.block, now_s)
+            ids = np.array([one.block for one in group], np.int32)
+            doomed = core.ledger.doomed(ids).tolist()
+            done = [one.done or (one.item is not None and one.item.done) for one in group]
+            core.ledger.filled_all(ids[done], now_s)
+            for one, filled, invalidated in zip(group, done, doomed, strict=True):
+                if filled:
                     core.stats.dram_written_nbytes += one.entry.geometry.payload_nbytes
                     # invalidated while it was filled: it goes at once, and may be put again after that
                     one.transfer.settle(one.index, Busy() if invalidated else Stored(Tier.DRAM))
                 else:
                     core.ledger.undo(one.block)  # given up before it was copied: settled already. Or the copy failed
                     one.transfer.settle(one.index, Rejected(f"the caller's buffer could not be read: {result.crash!r}"))
-            for one in reversed(group):
-                core.ledger.let_go(one.block)
+            core.ledger.let_go_all(ids)
 
         return on_result
 

@@ -129,7 +129,7 @@ class Grafts:
         ledger, table = self._ledger, self._ledger.table
         ids = segment.live_ids(table)
         sizes = {
-            run: ledger.geometries[ledger.tree.run(run).namespace].record_nbytes
+            run: ledger.sizes[ledger.tree.run(run).namespace]
             for run in np.unique(table.run[ids]).tolist()
         }
         starts = table.page[ids].astype(np.int64) * PAGE_NBYTES

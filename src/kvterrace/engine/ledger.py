@@ -6,6 +6,7 @@ anything. Production, replay and simulation drive the same ledger. Not thread-sa
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,8 +19,9 @@ from kvterrace.engine.dirty import DirtyRuns, WriteBatch, WritePolicy
 from kvterrace.engine.dram import DramSpace
 from kvterrace.engine.giving_up import GivingUp
 from kvterrace.engine.room import DramRoom
+from kvterrace.engine.slot_sizes import SlotSizes
 from kvterrace.engine.space import SegmentSpace, volume_of
-from kvterrace.engine.tree import Run, RunTree
+from kvterrace.engine.tree import Run, RunTree, Step
 from kvterrace.format.record import PAGE_NBYTES
 from kvterrace.keys import KEY_NBYTES, KeyChain
 from kvterrace.policy.eviction import EvictionPolicy, LruTailFirst
@@ -27,6 +29,9 @@ from kvterrace.types import Tier
 
 #: A block's attention score halves in this time if nothing is added.
 SCORE_HALF_LIFE_S = 60.0
+
+#: Turns that may still be extended by a put, at most.
+_OPEN_TURNS = 4096
 
 #: By whether a block is in DRAM.
 _TIERS = np.array([Tier.SSD, Tier.DRAM], dtype=object)
@@ -49,19 +54,21 @@ class Ledger:
     ) -> None:
         self.table = BlockTable()
         self.tree = RunTree(self.table)
-        self.dram = DramSpace(dram_nbytes, self.table, self.tree, policy or LruTailFirst())
+        self.sizes = SlotSizes(self.tree)
+        self.dram = DramSpace(dram_nbytes, self.table, self.sizes, policy or LruTailFirst())
         if space is None or isinstance(space, SegmentSpace):
             space = () if space is None else (space,)
         self.spaces = tuple(space)
         self.dealing = Dealing(self.spaces, self.key_of)
         self.writes = writes or WritePolicy()
-        self.geometries: dict[int, Geometry] = {}
         self.next_put_seq = 1
-        self._slot_nbytes: dict[int, int] = {}
-        self.dirty = DirtyRuns(self.table, self.tree, self._slot_nbytes, self.doomed)
+        #: Blocks that the last `begin_put` left out because DRAM alone holds what is likelier to be wanted again.
+        self.turned_away = 0
+        self._open_turns: OrderedDict[bytes, None] = OrderedDict()  # keys of the deepest blocks, the oldest first
+        self.dirty = DirtyRuns(self.table, self.tree, self.sizes, self.doomed)
         self._scored_s: dict[int, float] = {}  # run number -> when its scores were last brought up to date
-        self._below = CopiesBelow(self.table, self.tree, self.dirty, self.dealing, self._slot_nbytes)
-        parts = self.table, self.tree, self.dram, self.dirty, self._slot_nbytes, self._below
+        self._below = CopiesBelow(self.table, self.tree, self.dirty, self.dealing, self.sizes)
+        parts = self.table, self.tree, self.dram, self.dirty, self.sizes, self._below
         self._giving_up = GivingUp(*parts, scored_s=self._scored_s)
         self._room = DramRoom(*parts, self._giving_up)
 
@@ -89,18 +96,11 @@ class Ledger:
     def add_namespace(self, number: int, geometry: Geometry, digest: bytes) -> None:
         """Sizes for namespace `number`, whose chains carry `digest`; before any of its blocks."""
         self.tree.name(number, digest)
-        self.geometries[number] = geometry
-        self._slot_nbytes[number] = geometry.record_nbytes
+        self.sizes.add(number, geometry)
 
     def find(self, chain: KeyChain, stop: int | None = None) -> Ids:
         """Ids of the blocks of `chain` that the index knows, from the first on; some may have no copy at the moment."""
-        steps = self.tree.walk(chain, stop)
-        if not steps:
-            return np.zeros(0, np.int32)
-        if len(steps) == 1:
-            return steps[0][0].ids[: steps[0][1]]
-        last, count = steps[-1]  # of all before it, the chain shares the whole run
-        return np.concatenate([*(run.ids for run, _ in steps[:-1]), last.ids[:count]])
+        return _ids_of(self.tree.walk(chain, stop))
 
     def on_ladder(self, ids: Ids) -> npt.NDArray[np.bool_]:
         """For each block, whether it has a copy, or one on its way into DRAM, and was not invalidated."""
@@ -134,15 +134,36 @@ class Ledger:
 
     def geometry_of(self, block: int) -> Geometry:
         """Sizes of the record of a block."""
-        return self.geometries[self.run_of(block).namespace]
+        return self.sizes.geometries[self.run_of(block).namespace]
 
     # -- use -----------------------------------------------------------------------------------------------------------
 
-    def touch(self, chain: KeyChain, stop: int, now_s: float) -> None:
-        """The first `stop` blocks of `chain` were used now, and so was all that they hang on."""
+    def touch(self, chain: KeyChain, stop: int, now_s: float, *, put: bool = False) -> None:
+        """The first `stop` blocks of `chain` were used now, and so was all that they hang on. `put`: to put what comes
+        behind them; where they were touched last by who got them, that is one turn.
+        """
         steps = self.tree.walk(chain, stop)
         if not steps:
             return
+        self._mark_used(steps, now_s)
+        self._request(_ids_of(steps), now_s, extend=put and self._is_open(chain, sum(count for _, count in steps)))
+
+    def _is_open(self, chain: KeyChain, known: int) -> bool:
+        """Whether a turn ended with block `known` of `chain`, or with the one before: of a prompt that is all there, an
+        engine computes the end anew.
+        """
+        return any(chain.key(index) in self._open_turns for index in range(max(0, known - 2), known))
+
+    def _request(self, ids: Ids, now_s: float, *, extend: bool) -> None:
+        self.dram.request(ids, now_s, extend=extend)
+        last = self.key_of(int(ids[-1]))
+        self._open_turns[last] = None
+        self._open_turns.move_to_end(last)
+        if len(self._open_turns) > _OPEN_TURNS:
+            self._open_turns.popitem(last=False)
+
+    def _mark_used(self, steps: list[Step], now_s: float) -> None:
+        """The runs of a walk were used now. The last is cut where the walk ends."""
         run, count = steps[-1]
         if count < len(run):
             self._split(run, count)
@@ -152,7 +173,6 @@ class Ledger:
             for space, some in self._below.by_space(ids):
                 space.touch(self.table, some, used_s[self.table.run[some]], now_s)
         used_s[[run.number for run, _ in steps]] = now_s
-        self.dram.policy.touch(run.number for run, _ in reversed(steps))
 
     def add_scores(self, chain: KeyChain, scores: np.ndarray, now_s: float) -> None:
         """Add attention scores to the blocks of `chain` that the index knows; what they had before has decayed to
@@ -168,7 +188,6 @@ class Ledger:
 
     def _split(self, run: Run, at: int) -> None:
         tail = self.tree.split(run, at)
-        self.dram.split(run, tail)
         if run.number in self._scored_s:
             self._scored_s[tail.number] = self._scored_s[run.number]
         self.dirty.split(run, tail)
@@ -179,11 +198,21 @@ class Ledger:
 
     def let_go(self, block: int) -> None:
         """One use of a block has ended."""
-        self.table.users[block] -= 1
-        assert self.table.users[block] >= 0, "a block was let go more often than held"
-        if self.table.users[block]:
-            return
-        self._giving_up.tidy(block)
+        self.let_go_all(np.array([block], np.int32))
+
+    def let_go_all(self, ids: Ids) -> None:
+        """One use of each of these blocks, in chain order, has ended."""
+        table = self.table
+        users = table.users[ids] - 1
+        assert (users >= 0).all(), "a block was let go more often than held"
+        table.users[ids] = users
+        todo = (users == 0) & (table.slot[ids] == NOWHERE) & (table.segment[ids] == NOWHERE)
+        if self.doomed_blocks:
+            todo |= (users == 0) & self.doomed(ids)
+        if todo.any():
+            for block in ids[todo][::-1].tolist():
+                if table.run[block] != NOWHERE:  # not pruned together with one behind it
+                    self._giving_up.tidy(block)
 
     def pin(self, ids: Ids) -> None:
         """Active KV: none of these blocks is evicted or dropped until `unpin`."""
@@ -210,7 +239,7 @@ class Ledger:
 
     def reserve_extent(self, nbytes: int) -> int | None:
         """A piece of the arena that belongs to no block (staging), or None. Give it back with `dram.allocator.free`."""
-        offsets = self._room.extents(nbytes, 1, last_copies=True, keep=())
+        offsets = self._room.extents(nbytes, 1, last_copies=True)
         return offsets[0] if offsets else None
 
     def drop_for(self, ids: Ids) -> None:
@@ -227,20 +256,43 @@ class Ledger:
         self, chain: KeyChain, at: int, stop: int, *, namespace: int, sequence: bytes, now_s: float
     ) -> tuple[Ids, int]:
         """New blocks for `chain`, of which the index knows the first `at` blocks and no more: up to block `stop`, as
-        many as there is room for.
+        many as there is room for. The whole chain, up to the last of them, was used now.
 
         Each has a slot to be filled and is held. Returns their ids and the put-sequence number of the first; those of
-        the others follow.
+        the others follow. See `turned_away`.
         """
-        keep = {run.number for run, _ in self.tree.walk(chain, at)}
-        offsets = self._room.extents(self._slot_nbytes[namespace], stop - at, last_copies=True, keep=keep)
-        if not offsets:
+        nbytes = self.sizes[namespace]
+        if self._room.is_stuck(nbytes):
             return np.zeros(0, np.int32), 0
-        stop = at + len(offsets)
-        ids = self._append(chain, at, stop, namespace=namespace, sequence=sequence, now_s=now_s)
-        self.dram.take(ids, offsets, DramState.FILLING)
-        self.hold(ids)
-        return ids, self._number(ids)
+        steps = self.tree.walk(chain, at)
+        extend = self._is_open(chain, at) or chain.key(stop - 1) in self._open_turns  # it is tried again
+        above = _ids_of(steps)
+        run, ids = self._append(steps, chain, at, stop, namespace=namespace, sequence=sequence, now_s=now_s)
+        self._request(np.concatenate([above, ids]), now_s, extend=extend)
+        offsets = self._slots_for(ids, nbytes, above)
+        taken, first = ids[: len(offsets)], 0
+        if offsets:
+            self.dram.take(taken, offsets, DramState.FILLING)
+            self.hold(taken)
+            first = self._number(taken)
+        if len(taken) < len(ids):
+            self._giving_up.cut(run, len(ids) - len(taken))
+        return taken, first
+
+    def _slots_for(self, ids: Ids, nbytes: int, above: Ids) -> list[int]:
+        """Slots for new blocks, which hang on those `above`. Where DRAM is the only tier, what the policy does not want
+        there only gets what is free.
+        """
+        self.turned_away = 0
+        if self.spaces:
+            return self._room.extents(nbytes, len(ids), last_copies=True, keep=above)
+        wanted = self.dram.wants(ids)
+        count = len(ids) if wanted.all() else len(ids) - int(np.argmax(wanted[::-1])) if wanted.any() else 0
+        offsets = self._room.extents(nbytes, count, last_copies=True, keep=above)
+        if len(offsets) == count < len(ids):
+            offsets += self.dram.allocator.allocate_all(nbytes, len(ids) - count)
+            self.turned_away = len(ids) - len(offsets)
+        return offsets
 
     def insert(self, chain: KeyChain, index: int, *, namespace: int, sequence: bytes, now_s: float) -> int | None:
         """The block `index` of `chain`, new if the index does not know it; None if the block before it is unknown. For
@@ -251,7 +303,10 @@ class Ledger:
             return int(known[index])
         if len(known) < index:
             return None
-        return int(self._append(chain, index, index + 1, namespace=namespace, sequence=sequence, now_s=now_s)[0])
+        steps = self.tree.walk(chain, index)
+        return int(
+            self._append(steps, chain, index, index + 1, namespace=namespace, sequence=sequence, now_s=now_s)[1][0]
+        )
 
     def begin_fill(self, block: int) -> int | None:
         """Give a known block without a copy a slot for a put to fill; returns its put-sequence number, or None if there
@@ -261,17 +316,19 @@ class Ledger:
             return None
         return self._number(np.array([block], np.int32))
 
-    def _append(self, chain: KeyChain, at: int, stop: int, *, namespace: int, sequence: bytes, now_s: float) -> Ids:
-        """Blocks `at..stop` of `chain`, of which the index knows the first `at` and no more."""
+    def _append(
+        self, steps: list[Step], chain: KeyChain, at: int, stop: int, *, namespace: int, sequence: bytes, now_s: float
+    ) -> tuple[Run, Ids]:
+        """Blocks `at..stop` of `chain`, of which the index knows the first `at` and no more: where `steps` lead. These
+        count as used now.
+        """
         parent: Run | None = None
-        if at:
-            steps = self.tree.walk(chain, at)
-            parent, count = steps[-1]
+        if steps:
+            parent = steps[-1][0]
             assert sum(step[1] for step in steps) == at, "what new blocks hang on is not there"
-            if count < len(parent):
-                self._split(parent, count)
+            self._mark_used(steps, now_s)
         keys = chain.data[at * KEY_NBYTES : stop * KEY_NBYTES]
-        return self.tree.append(parent, keys, namespace=namespace, sequence=sequence, depth=at, now_s=now_s)[1]
+        return self.tree.append(parent, keys, namespace=namespace, sequence=sequence, depth=at, now_s=now_s)
 
     def _number(self, ids: Ids) -> int:
         """Give blocks their put-sequence numbers; returns the first."""
@@ -281,22 +338,30 @@ class Ledger:
         return first
 
     def filled(self, block: int, now_s: float) -> None:
-        """A put has filled the slot: the block is ready, and has no copy below."""
-        self.dram.ready(block)
-        self._below.owe(block, now_s)
+        """As `filled_all`, of one block."""
+        self.filled_all(np.array([block], np.int32), now_s)
+
+    def filled_all(self, ids: Ids, now_s: float) -> None:
+        """A put has filled the slots: the blocks are ready, and have no copies below."""
+        self.dram.ready(ids)
+        self._below.owe(ids, now_s)
 
     def undo(self, block: int) -> None:
         """A put or a read did not fill the slot after all: give it back. The caller still holds the block."""
         assert self.table.state[block] in (DramState.FILLING, DramState.READING) and self.table.users[block] > 0
-        self.dram.free(block)
+        self.dram.free(np.array([block], np.int32))
 
     def landed(self, block: int) -> None:
-        """A read has filled the slot with verified bytes: a second copy, free to be given up again. Or the only one, if
-        the one below was lost meanwhile (another read found it wrong): then it is to be written.
+        """As `landed_all`, of one block."""
+        self.landed_all(np.array([block], np.int32))
+
+    def landed_all(self, ids: Ids) -> None:
+        """Reads have filled the slots with verified bytes: second copies, free to be given up again. Or the only ones,
+        if those below were lost meanwhile (other reads found them wrong): then they are to be written.
         """
-        self.dram.ready(block)
-        if self.table.segment[block] == NOWHERE:
-            self._below.owe(block, float(self.tree.used_s[self.table.run[block]]))
+        self.dram.ready(ids)
+        for block in ids[self.table.segment[ids] == NOWHERE].tolist():
+            self._below.owe(np.array([block], np.int32), float(self.tree.used_s[self.table.run[block]]))
 
     def lost(self, block: int, now_s: float, *, segment: int | None = None, page: int = NOWHERE) -> None:
         """A copy below was found to be wrong or gone; see `CopiesBelow.lost`."""
@@ -343,12 +408,11 @@ class Ledger:
     def written(self, batch: WriteBatch) -> None:
         """A write has ended well: the copies count from now on."""
         ids, table = batch.ids, self.table
-        numbers, which = np.unique(table.run[ids], return_inverse=True)
-        sizes = np.array([self._slot_nbytes[self.tree.run(number).namespace] for number in numbers.tolist()])[which]
+        sizes = self.sizes.of(ids)
         space = self.space_of(batch.segment.number)
+        self.dirty.remove(ids)
         space.gain(table, batch.segment, ids, int(sizes.sum()), self.tree.used_s[table.run[ids]])
         table.page[ids] = (batch.offset + np.cumsum(sizes) - sizes) // PAGE_NBYTES
-        self.dirty.nbytes -= int(sizes.sum())
         self._end_write(batch)
 
     def write_failed(self, batch: WriteBatch) -> None:
@@ -361,11 +425,7 @@ class Ledger:
     def _end_write(self, batch: WriteBatch) -> None:
         batch.segment.writers -= 1
         self.table.writing[batch.ids] = False
-        runs = {self.tree.run(number) for number in set(self.table.run[batch.ids].tolist())}
-        for block in batch.ids.tolist():
-            self.let_go(block)
-        for run in runs:
-            self.dirty.settle(run)
+        self.let_go_all(batch.ids)
 
     # -- giving up -----------------------------------------------------------------------------------------------------
 
@@ -398,3 +458,13 @@ class Ledger:
     def key_of(self, block: int) -> bytes:
         """Key of a block."""
         return bytes(self.table.key[block])
+
+
+def _ids_of(steps: list[Step]) -> Ids:
+    """The blocks that a walk has come along."""
+    if not steps:
+        return np.zeros(0, np.int32)
+    if len(steps) == 1:
+        return steps[0][0].ids[: steps[0][1]]
+    last, count = steps[-1]  # of all before it, the chain shares the whole run
+    return np.concatenate([*(run.ids for run, _ in steps[:-1]), last.ids[:count]])

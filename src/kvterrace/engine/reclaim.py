@@ -243,8 +243,7 @@ def _in_chain_order(ledger: Ledger, segment: Segment) -> Ids:
 
 def fitting(ledger: Ledger, ids: Ids, nbytes: int) -> Ids:
     """As many of `ids`, from the first on, as `nbytes` of records hold."""
-    sizes = [ledger.geometry_of(block).record_nbytes for block in ids.tolist()]
-    return ids[np.cumsum(np.array(sizes, np.int64)) <= nbytes]
+    return ids[np.cumsum(ledger.sizes.of(ids)) <= nbytes]
 
 
 def take_back(ledger: Ledger, segment: Segment, ids: Ids, pages: Ids) -> None:
@@ -252,10 +251,7 @@ def take_back(ledger: Ledger, segment: Segment, ids: Ids, pages: Ids) -> None:
     again.
     """
     table, dirty = ledger.table, ledger.dirty
-    nbytes = sum(ledger.geometry_of(block).record_nbytes for block in ids.tolist())
+    dirty.remove(ids)
     space = ledger.space_of(segment.number)
-    space.gain(table, segment, ids, nbytes, ledger.tree.used_s[table.run[ids]])
+    space.gain(table, segment, ids, ledger.sizes.total(ids), ledger.tree.used_s[table.run[ids]])
     table.page[ids] = pages
-    dirty.nbytes -= nbytes
-    for number in set(table.run[ids].tolist()):
-        dirty.settle(ledger.tree.run(number))

@@ -20,6 +20,7 @@ __all__ = [
     "Segment",
     "SegmentSpace",
     "SegmentState",
+    "any_block",
     "segment_nbytes_for",
     "volume_of",
     "volumes_of",
@@ -42,6 +43,11 @@ _OVERHEAD_NBYTES = 32 << 10
 def segment_nbytes_for(cap_nbytes: int) -> int:
     """Size of new segments under a cap of `cap_nbytes`: 64 MiB, or a sixteenth of the cap if that is less."""
     return min(_SEGMENT_NBYTES, (cap_nbytes - _OVERHEAD_NBYTES) // _SEGMENTS)
+
+
+def any_block(key: bytes) -> bool:  # noqa: ARG001
+    """A drive that may be given every block."""
+    return True
 
 
 def volume_of(number: int) -> int:
@@ -190,7 +196,7 @@ class SegmentSpace:
         self.next_number = (volume << _NUMBER_BITS) + 1
         self._end_number = 2**31 - 1 if alone else (volume + 1) << _NUMBER_BITS
         #: Whether the block of a key may be given to this drive.
-        self.may_store: Callable[[bytes], bool] = lambda _: True
+        self.may_store: Callable[[bytes], bool] = any_block
         #: Whether the drive takes writes, as far as is known.
         self.can_write = True
         #: Whether something waits to be written for which the open segment had no room when it was last tried.

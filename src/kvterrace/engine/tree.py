@@ -84,6 +84,8 @@ class RunTree:
         self._free_numbers: list[int] = []
         #: When each run, by number, was last used (monotonic seconds).
         self.used_s: npt.NDArray[np.float64] = np.zeros(0)
+        #: Namespace of each run, by number.
+        self.namespaces: Ids = np.zeros(0, np.int32)
 
     def __len__(self) -> int:
         return len(self._runs) - len(self._free_numbers)
@@ -182,6 +184,7 @@ class RunTree:
         stops = np.append(starts[1:], len(ids))
         self.table.run[ids] = np.repeat(np.arange(base, base + count, dtype=np.int32), stops - starts)
         self.used_s = np.concatenate([self.used_s[:base], used_s])
+        self.namespaces = np.concatenate([self.namespaces[:base], np.array(namespaces, np.int32)])
         heads = {number: self._heads.setdefault(number, {}) for number in set(namespaces)}
         runs = self._runs
         columns = zip(starts.tolist(), stops.tolist(), parents, namespaces, sequences, depths, strict=True)
@@ -203,8 +206,11 @@ class RunTree:
         else:
             self._runs[number] = run
         if number >= len(self.used_s):
-            self.used_s = np.concatenate([self.used_s, np.zeros(max(1024, len(self.used_s) // 4))])
+            more = max(1024, len(self.used_s) // 4)
+            self.used_s = np.concatenate([self.used_s, np.zeros(more)])
+            self.namespaces = np.concatenate([self.namespaces, np.zeros(more, np.int32)])
         self.used_s[number] = now_s
+        self.namespaces[number] = namespace
         heads, head = self._heads.setdefault(namespace, {}), self._head(run)
         assert head not in heads, "two runs begin with one key"
         heads[head] = run
@@ -248,6 +254,10 @@ class RunTree:
         self._free_numbers.append(run.number)
         run.ids = gone[:0]
         return gone
+
+    def lineage_of(self, number: int) -> list[Run]:
+        """As `lineage`, of the run with this number."""
+        return self.lineage(self.run(number))
 
     def lineage(self, run: Run) -> list[Run]:
         """`run` and what it hangs on, leaf first."""
