@@ -86,6 +86,9 @@ class BlockTable:
         ("score", np.float32, 0),
     )
 
+    #: Columns of which a block that is no more may leave something behind; `release` wants the others at their start.
+    _STALE = tuple((name, start) for name, _, start in _COLUMNS if name in {"page", "put_seq", "spent", "score"})
+
     key: npt.NDArray[np.uint8]
     state: npt.NDArray[np.uint8]
     slot: npt.NDArray[np.int32]
@@ -146,7 +149,7 @@ class BlockTable:
             self._grow(count - self._free_count)
         self._free_count -= count
         ids = self._free[self._free_count : self._free_count + count][::-1].copy()
-        for name, _, start in self._COLUMNS:
+        for name, start in self._STALE:
             getattr(self, name)[ids] = start
         for came in self._watched:
             came.append(ids)
@@ -164,6 +167,7 @@ class BlockTable:
         assert (self.slot[ids] == NOWHERE).all() and (self.segment[ids] == NOWHERE).all(), (
             "a block with a copy was released"
         )
+        assert not (self.leaving[ids] | self.awaited[ids] | self.writing[ids]).any(), "a block in a list was released"
         self.run[ids] = NOWHERE
         self._free[self._free_count : self._free_count + len(ids)] = ids
         self._free_count += len(ids)

@@ -25,6 +25,9 @@ AWAITED_S = 10.0
 _STEP = 1 / 32
 
 
+#: Plain: to compare what NumPy holds with an enum member takes many times as long, and so does looking it up.
+_READY, _EMPTY = int(DramState.READY), int(DramState.EMPTY)
+
 _Choice = Callable[[Ids], npt.NDArray[np.bool_]]
 
 
@@ -100,7 +103,7 @@ class DramSpace:
 
     def ready(self, ids: Ids) -> None:
         """The slots of these blocks hold the blocks now."""
-        self._table.state[ids] = DramState.READY
+        self._table.state[ids] = _READY
         self.ready_nbytes += self._sizes.total(ids)
 
     @property
@@ -110,7 +113,7 @@ class DramSpace:
 
     def expect(self, block: int, now_s: float) -> None:
         """`block`, which is ready, was prefetched: it is wanted soon."""
-        assert self._table.state[block] == DramState.READY
+        assert self._table.state[block] == _READY
         self._table.awaited[block] = True
         self._awaited[block] = now_s
         self._awaited.move_to_end(block)
@@ -137,10 +140,10 @@ class DramSpace:
         self.used(ids)
         slots = table.slot[ids]
         assert (slots != NOWHERE).all(), "a slot was freed twice"
-        self.ready_nbytes -= self._sizes.total(ids[table.state[ids] == DramState.READY])
+        self.ready_nbytes -= self._sizes.total(ids[table.state[ids] == _READY])
         self.allocator.free_all((slots.astype(np.int64) * PAGE_NBYTES).tolist())
         table.slot[ids] = NOWHERE
-        table.state[ids] = DramState.EMPTY
+        table.state[ids] = _EMPTY
         self.line.step_out(ids)
         self.policy.forget(ids, table.words)
 
@@ -157,13 +160,19 @@ class DramSpace:
         `droppable`, also if this is its last copy. Of the blocks `keep` no last copy goes, and unless `awaited`, nothing
         that was prefetched and not used yet. What is asked for and then not given up belongs back into `line`.
         """
+        marked = self._table.marked
+        if keep is not None:
+            marked[keep] = True
+        try:
+            return self._victims(nbytes, lambda ids: self._may_go(ids, droppable=droppable, awaited=awaited))
+        finally:
+            if keep is not None:
+                marked[keep] = False
+
+    def _victims(self, nbytes: int, may_go: _Choice) -> Ids:
         table, words = self._table, self._table.words
-
-        def may_go(ids: Ids) -> npt.NDArray[np.bool_]:
-            return self._may_go(ids, droppable=droppable, awaited=awaited, keep=keep)
-
-        chosen, missing = self.line.take(nbytes, self._sizes.of, may_go)
-        asked, count = 0, int(missing / max(PAGE_NBYTES, self._sizes.mean_nbytes)) + 1
+        asked, count = 0, int(nbytes / max(PAGE_NBYTES, self._sizes.mean_nbytes)) + 1
+        chosen, missing = self.line.take(nbytes, self._sizes.of, may_go, count=count)
         while missing > 0:
             if asked == 1:  # more has to leave than was asked for: is there anything that may go?
                 left = self._all_that_may_go(may_go)
@@ -176,30 +185,29 @@ class DramSpace:
                 if not len(more):
                     break
             self.line.add(more[(table.slot[more] != NOWHERE) & ~table.leaving[more]])
-            found, missing = self.line.take(missing, self._sizes.of, may_go)
+            found, missing = self.line.take(missing, self._sizes.of, may_go, count=count)
             chosen = np.concatenate([chosen, found])
             asked, count = asked + 1, 2 * count
         return chosen
 
     def all_idle(self) -> Ids:
         """Every block that has a slot and a copy below, or none to come, and is neither used nor pinned."""
-        return self._all_that_may_go(lambda ids: self._may_go(ids, droppable=False, awaited=True, keep=None))
+        return self._all_that_may_go(lambda ids: self._may_go(ids, droppable=False, awaited=True))
 
     def _all_that_may_go(self, may_go: _Choice) -> Ids:
         """One pass over the table."""
-        ready: Ids = np.flatnonzero(self._table.state == DramState.READY).astype(np.int32)
+        ready: Ids = np.flatnonzero(self._table.state == _READY).astype(np.int32)
         return ready[may_go(ready)]
 
-    def _may_go(self, ids: Ids, *, droppable: bool, awaited: bool, keep: Ids | None) -> npt.NDArray[np.bool_]:
+    def _may_go(self, ids: Ids, *, droppable: bool, awaited: bool) -> npt.NDArray[np.bool_]:
+        """Those that are `marked` are kept."""
         table = self._table
-        goes: npt.NDArray[np.bool_] = (table.state[ids] == DramState.READY) & ~table.writing[ids]
-        goes &= (table.users[ids] == 0) & (table.pins[ids] == 0)
+        goes: npt.NDArray[np.bool_] = (table.state[ids] == _READY) & ~table.writing[ids]
+        goes &= (table.users[ids] | table.pins[ids]) == 0
         if not awaited:
             goes &= ~table.awaited[ids]
         if not droppable:
             goes &= (table.segment[ids] != NOWHERE) | table.spent[ids]
-        elif keep is not None:
-            table.marked[keep] = True
-            goes &= (table.segment[ids] != NOWHERE) | ~table.marked[ids]
-            table.marked[keep] = False
+        elif (kept := table.marked[ids]).any():
+            goes &= (table.segment[ids] != NOWHERE) | ~kept
         return goes

@@ -104,26 +104,26 @@ class ExtentAllocator:
 
     def free(self, offset: int) -> None:
         """Give back what `allocate` returned. A second time, or any other offset, is a bug: AssertionError."""
-        size = self._take_back(offset)
+        size = self._used.pop(offset, None)
+        if size is None:
+            raise AssertionError(f"offset {offset} is not in use: freed twice, or never allocated")
+        self._free_nbytes += size
         self._merge(offset, size)
 
     def free_all(self, offsets: Iterable[int]) -> list[int]:
         """As `free`, for many; returns their sizes."""
         offsets = offsets if isinstance(offsets, Sequence) else list(offsets)
-        sizes = [self._take_back(offset) for offset in offsets]
+        try:
+            sizes = list(map(self._used.pop, offsets))
+        except KeyError as error:
+            raise AssertionError(f"offset {error} is not in use: freed twice, or never allocated") from None
+        self._free_nbytes += sum(sizes)
         if sizes and sizes.count(sizes[0]) == len(sizes):
             self._loose.setdefault(sizes[0], []).extend(offsets)
         else:
             for offset, size in zip(offsets, sizes, strict=True):
                 self._loose.setdefault(size, []).append(offset)
         return sizes
-
-    def _take_back(self, offset: int) -> int:
-        size = self._used.pop(offset, None)
-        if size is None:
-            raise AssertionError(f"offset {offset} is not in use: freed twice, or never allocated")
-        self._free_nbytes += size
-        return size
 
     def _settle(self) -> None:
         """Merge what is loose."""

@@ -60,12 +60,16 @@ class LeavingLine:
             leaving[ids] = False
             self._left = True
 
-    def take(self, nbytes: int, sizes: Callable[[Ids], npt.NDArray[np.int64]], may_go: _Choice) -> tuple[Ids, int]:
-        """Take out the first that may go, for `nbytes` together or somewhat more; and what is missing of that."""
+    def take(
+        self, nbytes: int, sizes: Callable[[Ids], npt.NDArray[np.int64]], may_go: _Choice, *, count: int = _FIRST
+    ) -> tuple[Ids, int]:
+        """Take out the first that may go, for `nbytes` together or somewhat more; and what is missing of that. `count`:
+        how many that will be.
+        """
         self._close_up()
         found: list[Ids] = []
         passed: list[Ids] = []
-        at, width = self._start, _FIRST
+        at, width = self._start, max(_FIRST, count)
         while nbytes > 0 and at < self._stop:
             some = self._line[at : min(at + width, self._stop)]
             goes = may_go(some)

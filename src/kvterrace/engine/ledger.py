@@ -38,6 +38,9 @@ _TIERS = np.array([Tier.SSD, Tier.DRAM], dtype=object)
 
 __all__ = ["SCORE_HALF_LIFE_S", "Geometry", "Ledger"]
 
+#: Plain: to compare what NumPy holds with an enum member takes many times as long.
+_READY, _EMPTY = int(DramState.READY), int(DramState.EMPTY)
+
 
 class Ledger:
     """State of one partition. `dram_nbytes` may be small but not 0; `space` is the room of each volume of the SSD tier,
@@ -104,7 +107,7 @@ class Ledger:
 
     def on_ladder(self, ids: Ids) -> npt.NDArray[np.bool_]:
         """For each block, whether it has a copy, or one on its way into DRAM, and was not invalidated."""
-        there: npt.NDArray[np.bool_] = (self.table.state[ids] != DramState.EMPTY) | (self.table.segment[ids] != NOWHERE)
+        there: npt.NDArray[np.bool_] = (self.table.state[ids] != _EMPTY) | (self.table.segment[ids] != NOWHERE)
         if self.doomed_blocks:
             there &= ~self.doomed(ids)
         return there
@@ -120,7 +123,7 @@ class Ledger:
 
     def resident(self, ids: Ids) -> list[Tier]:
         """Tier of each block, cut before the first without a copy: what `match` answers for a chain."""
-        ready = self.table.state[ids] == DramState.READY
+        ready = self.table.state[ids] == _READY
         there = ready | (self.table.segment[ids] != NOWHERE)
         if self.doomed_blocks:
             there &= ~self.doomed(ids)
@@ -445,7 +448,7 @@ class Ledger:
     def end(self) -> None:
         """DRAM goes: what it alone holds counts as dropped."""
         table = self.table
-        alone = (table.state == DramState.READY) & (table.segment == NOWHERE) & (table.run != NOWHERE)
+        alone = (table.state == _READY) & (table.segment == NOWHERE) & (table.run != NOWHERE)
         self._giving_up.dropped_blocks += int(np.count_nonzero(alone))
 
     @property

@@ -14,6 +14,9 @@ from kvterrace.engine.tree import RunTree
 
 __all__ = ["DramRoom"]
 
+#: Plain: to compare what NumPy holds with an enum member takes many times as long.
+_READY = int(DramState.READY)
+
 
 class DramRoom:
     """Makes room in the DRAM tier. Not thread-safe: the ledger's owner serialises."""
@@ -115,7 +118,7 @@ class DramRoom:
         if not len(ids):
             return
         for block in self._giving_up.drop_all(ids).tolist():
-            if table.state[block] == DramState.READY:  # not gone together with one that it hung on
+            if table.state[block] == _READY:  # not gone together with one that it hung on
                 self._evict_last(block)
 
     def _evict_last(self, block: int) -> None:

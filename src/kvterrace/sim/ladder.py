@@ -19,6 +19,9 @@ from kvterrace.keys import KEY_NBYTES, KeyChain, Namespace
 from kvterrace.layout import KVLayout
 from kvterrace.policy.eviction import EvictionPolicy
 
+#: Plain: to compare what NumPy holds with an enum member takes many times as long.
+_EMPTY = int(DramState.EMPTY)
+
 __all__ = ["LadderCounts", "LedgerLadder", "chain_of"]
 
 #: Any namespace will do: a replay has one, and its keys are the trace's ids.
@@ -115,11 +118,11 @@ class LedgerLadder:
         self._count_misses(ids[hits:], there[hits:])
         ledger.touch(chain, hits, now_s)
         known = known[:hits]
-        cold = known[table.state[known] == DramState.EMPTY]
+        cold = known[table.state[known] == _EMPTY]
         counts.accesses += len(ids)
         counts.ssd_hits += len(cold)
         counts.dram_hits += hits - len(cold)
-        self._count_tokens(len(ids), table.state[known] == DramState.EMPTY, tokens)
+        self._count_tokens(len(ids), table.state[known] == _EMPTY, tokens)
         if len(cold):
             ledger.hold(known)
             got = ledger.reserve_all(cold, DramState.READING, last_copies=True)
@@ -128,7 +131,8 @@ class LedgerLadder:
             counts.promoted += got
             counts.read_nbytes += len(cold) * self._record_nbytes
         stored = self._put(chain, hits, now_s)
-        self._was_stored.update(zip(ids[hits:].tolist(), (at < stored for at in range(hits, len(ids))), strict=True))
+        self._was_stored.update(dict.fromkeys(ids[hits:stored].tolist(), True))
+        self._was_stored.update(dict.fromkeys(ids[stored:].tolist(), False))
         counts.not_stored += len(ids) - stored
         self._write(now_s, pressed=False)
         counts.dropped = ledger.dropped_blocks
@@ -139,7 +143,7 @@ class LedgerLadder:
         counts = self.counts
         counts.behind_gap_misses += int(np.count_nonzero(there))
         absent = ids if not there.any() else np.concatenate([ids[: len(there)][~there], ids[len(there) :]])
-        fates = [self._was_stored.get(one) for one in absent.tolist()]
+        fates = list(map(self._was_stored.get, absent.tolist()))
         cold, refused = fates.count(None), fates.count(False)
         counts.cold_misses += cold
         counts.refused_misses += refused
@@ -215,7 +219,7 @@ class LedgerLadder:
             if found is None:
                 return False
             segment, carry = found
-            cold = carry[ledger.table.state[carry] == DramState.EMPTY]
+            cold = carry[ledger.table.state[carry] == _EMPTY]
             ledger.hold(cold)
             got = ledger.reserve_all(cold, DramState.READING, last_copies=True)
             ledger.landed_all(cold[:got])
