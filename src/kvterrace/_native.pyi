@@ -244,3 +244,26 @@ class Directory:
     def __len__(self) -> int: ...
     @property
     def nbytes(self) -> int: ...
+
+class ReturnIndex(Directory):
+    """The default policy (native/src/policy/return_index.h): learned return times, and ARC where that does better.
+
+    No threads, no I/O; the same calls give the same decisions. `request`: all blocks of the prompt, head first, at
+    `now_s` of any clock that does not run backwards (an earlier time counts as the latest one seen); `extend`: the
+    chain has grown in the turn that used it last. Raises ValueError where `now_s` is not finite.
+
+    `take_evicted` names only keys that are outside when the request has ended; ask after each request. A new block may
+    be among them.
+    """
+
+    def __init__(self, capacity: int, seed: int = 0) -> None: ...
+    def hint(self, key: int, kind: str, seconds: float, now_s: float) -> None:
+        """What is known of the sequence whose last turn used block `key` last; unknown keys are ignored.
+
+        `kind`: "closed" and "one_off" (not used again), "returns" (in about `seconds`), "shared" (others use the
+        prefix that ends here), "priority" (for `seconds` its uses count more). A hint is forgotten at the sequence's
+        next turn, and the policy learns how often each kind is true. Of a shared prefix itself only "shared" and
+        "priority" say something. Raises ValueError for other kinds, times that are not finite, and `seconds` < 0.
+        """
+    @property
+    def follows_arc(self) -> bool: ...
