@@ -159,7 +159,7 @@ def test_lru_is_a_list_from_the_least_to_the_most_recently_used(steps: list[tupl
             ids = np.array(arg, np.int32)
             model = [one for one in model if one not in arg]
             if what == "request":
-                assert len(policy.request(ids, column, 0.0, extend=False)) == 0
+                assert len(policy.request(column, ids, column, 0.0, extend=False)) == 0
                 model += arg[::-1]  # what a block hangs on is younger than the block
             else:
                 policy.forget(ids, column)

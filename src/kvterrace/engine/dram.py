@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from kvterrace.engine.blocks import NOWHERE, BlockTable, DramState, Ids
+from kvterrace.engine.blocks import NOWHERE, BlockTable, DramState, Ids, Keys
 from kvterrace.engine.extents import ExtentAllocator
 from kvterrace.engine.leaving import LeavingLine
 from kvterrace.engine.slot_sizes import SlotSizes
@@ -61,14 +61,26 @@ class DramSpace:
 
     # -- what the policy is told ---------------------------------------------------------------------------------------
 
-    def request(self, ids: Ids, now_s: float, *, extend: bool) -> None:
-        """A chain was used, all of its blocks from the first on; see `EvictionPolicy.request`."""
-        if not len(ids):
-            return
+    def request(self, chain: Keys, ids: Ids, now_s: float, *, extend: bool) -> None:
+        """A prompt came; see `EvictionPolicy.request`."""
         self._resize()
-        self.line.step_out(ids)
-        gone = self.policy.request(ids, self._table.words, now_s, extend=extend)
-        self.line.add(gone[self._table.slot[gone] != NOWHERE])
+        words = self._table.words
+        gone = self.policy.request(chain, ids, words, now_s, extend=extend)
+        self._step_in(ids)
+        gone = gone[self._table.slot[gone] != NOWHERE]
+        self.line.add(gone[~self._table.leaving[gone]])
+
+    def enter(self, ids: Ids) -> None:
+        """Blocks of the prompt that came last are there now; see `EvictionPolicy.enter`."""
+        self.policy.enter(ids, self._table.words)
+        self._step_in(ids)
+
+    def _step_in(self, ids: Ids) -> None:
+        """Those of these that are inside leave no longer."""
+        if len(self.line):
+            back = ids[self._table.leaving[ids]]
+            if len(back):
+                self.line.step_out(back[self.wants(back)])
 
     def wants(self, ids: Ids) -> npt.NDArray[np.bool_]:
         """For each block, whether the policy would have it here."""

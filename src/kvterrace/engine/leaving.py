@@ -34,6 +34,10 @@ class LeavingLine:
         """Memory taken."""
         return self._line.nbytes
 
+    def __len__(self) -> int:
+        """How many there are, or somewhat fewer."""
+        return self._stop - self._start
+
     def ids(self) -> Ids:
         """All of them, in order."""
         self._close_up()

@@ -148,8 +148,11 @@ class Ledger:
         steps = self.tree.walk(chain, stop)
         if not steps:
             return
+        ids = _ids_of(steps)
         self._mark_used(steps, now_s)
-        self._request(_ids_of(steps), now_s, extend=put and self._is_open(chain, sum(count for _, count in steps)))
+        if put and self._is_told(chain, len(chain)):
+            return
+        self._request(chain, len(chain), ids, now_s, extend=put and self._is_open(chain, len(ids)))
 
     def _is_open(self, chain: KeyChain, known: int) -> bool:
         """Whether a turn ended with block `known` of `chain`, or with the one before: of a prompt that is all there, an
@@ -157,12 +160,17 @@ class Ledger:
         """
         return any(chain.key(index) in self._open_turns for index in range(max(0, known - 2), known))
 
-    def _request(self, ids: Ids, now_s: float, *, extend: bool) -> None:
-        self.dram.request(ids, now_s, extend=extend)
-        last = self.key_of(int(ids[-1]))
-        self._open_turns[last] = None
-        self._open_turns.move_to_end(last)
-        if len(self._open_turns) > _OPEN_TURNS:
+    def _is_told(self, chain: KeyChain, stop: int) -> bool:
+        """Whether the policy knows that a prompt came which ends with the first `stop` blocks of `chain`."""
+        return chain.key(stop - 1) in self._open_turns
+
+    def _request(self, chain: KeyChain, stop: int, ids: Ids, now_s: float, *, extend: bool) -> None:
+        words = np.frombuffer(chain.data, np.uint64, stop * KEY_NBYTES // 8)[:: KEY_NBYTES // 8]
+        self.dram.request(np.ascontiguousarray(words), ids, now_s, extend=extend)
+        for last in {stop - 1, max(0, len(ids) - 1)}:
+            self._open_turns[chain.key(last)] = None
+            self._open_turns.move_to_end(chain.key(last))
+        while len(self._open_turns) > _OPEN_TURNS:
             self._open_turns.popitem(last=False)
 
     def _mark_used(self, steps: list[Step], now_s: float) -> None:
@@ -268,10 +276,12 @@ class Ledger:
         if self._room.is_stuck(nbytes):
             return np.zeros(0, np.int32), 0
         steps = self.tree.walk(chain, at)
-        extend = self._is_open(chain, at) or chain.key(stop - 1) in self._open_turns  # it is tried again
+        told, extend = self._is_told(chain, stop), self._is_open(chain, at)
         above = _ids_of(steps)
         run, ids = self._append(steps, chain, at, stop, namespace=namespace, sequence=sequence, now_s=now_s)
-        self._request(np.concatenate([above, ids]), now_s, extend=extend)
+        if not told:
+            self._request(chain, stop, above, now_s, extend=extend)
+        self.dram.enter(np.concatenate([above, ids]))
         offsets = self._slots_for(ids, nbytes, above)
         taken, first = ids[: len(offsets)], 0
         if offsets:

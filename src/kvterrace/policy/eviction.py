@@ -25,13 +25,21 @@ class EvictionPolicy(Protocol):
 
     name: str
 
-    def request(self, ids: Ids, keys: Keys, now_s: float, *, extend: bool) -> Ids:
-        """A chain was used: all of its blocks, head first. They are inside now, but for those that are returned: what
-        leaves to make room, the first to go first.
+    def request(self, chain: Keys, ids: Ids, keys: Keys, now_s: float, *, extend: bool) -> Ids:
+        """A prompt came. Its blocks are inside from now on, but for those that leave at once to make room.
 
         Args:
-            extend: the chain that was requested last has grown; this is no turn of its own.
+            chain: the same of each of its blocks, head first; also of those that are yet to come.
+            ids: of the first of them, as many as there are.
+            extend: the prompt that came last has grown; this is no turn of its own.
+
+        Returns:
+            what leaves, the first to go first.
         """
+        ...
+
+    def enter(self, ids: Ids, keys: Keys) -> None:
+        """Blocks of the prompt that came last are there now: all of its blocks up to the last that is new."""
         ...
 
     def evict(self, count: int, keys: Keys) -> Ids:
@@ -73,7 +81,11 @@ class LruTailFirst:
         self._base = 0  # place of the first entry of the log
         self._start = self._stop = 0  # what is in use of the log
 
-    def request(self, ids: Ids, keys: Keys, now_s: float, *, extend: bool) -> Ids:  # noqa: ARG002
+    def request(self, chain: Keys, ids: Ids, keys: Keys, now_s: float, *, extend: bool) -> Ids:  # noqa: ARG002
+        self.enter(ids, keys)
+        return ids[:0]
+
+    def enter(self, ids: Ids, keys: Keys) -> None:
         if len(keys) > len(self._place):
             more = np.full(len(keys) - len(self._place), self._OUT)
             self._place = np.concatenate([self._place, more])
@@ -82,7 +94,6 @@ class LruTailFirst:
         start, self._stop = self._stop, self._stop + len(ids)
         self._log[start : self._stop] = ids[::-1]
         self._place[ids] = np.arange(self._base + self._stop - 1, self._base + start - 1, -1)
-        return ids[:0]
 
     def _make_room(self, count: int) -> None:
         """Leave out what is out of date; twice the room of what is left, so that each use is moved once or twice."""
