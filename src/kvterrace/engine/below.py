@@ -19,9 +19,7 @@ __all__ = ["CopiesBelow"]
 class CopiesBelow:
     """The SSD tier's side of each block. Not thread-safe: the ledger's owner serialises."""
 
-    def __init__(
-        self, table: BlockTable, tree: RunTree, dirty: DirtyRuns, dealing: Dealing, sizes: SlotSizes
-    ) -> None:
+    def __init__(self, table: BlockTable, tree: RunTree, dirty: DirtyRuns, dealing: Dealing, sizes: SlotSizes) -> None:
         self._table = table
         self._tree = tree
         self._dirty = dirty

@@ -65,6 +65,7 @@ class BlockTable:
             given the block again. It leaves with its slot.
         awaited: prefetched, and not used since.
         leaving: the eviction policy has let go of what DRAM holds of it; it stays until that room is wanted.
+        kept: the order of the SSD tier would keep the block there; see `SsdOrder`.
         marked: scratch; False but within a call.
         score: decayed cumulative attention score.
     """
@@ -82,6 +83,7 @@ class BlockTable:
         ("spent", np.bool_, 0),
         ("awaited", np.bool_, 0),
         ("leaving", np.bool_, 0),
+        ("kept", np.bool_, 0),
         ("marked", np.bool_, 0),
         ("score", np.float32, 0),
     )
@@ -102,6 +104,7 @@ class BlockTable:
     spent: npt.NDArray[np.bool_]
     awaited: npt.NDArray[np.bool_]
     leaving: npt.NDArray[np.bool_]
+    kept: npt.NDArray[np.bool_]
     marked: npt.NDArray[np.bool_]
     score: npt.NDArray[np.float32]
 
@@ -167,7 +170,9 @@ class BlockTable:
         assert (self.slot[ids] == NOWHERE).all() and (self.segment[ids] == NOWHERE).all(), (
             "a block with a copy was released"
         )
-        assert not (self.leaving[ids] | self.awaited[ids] | self.writing[ids]).any(), "a block in a list was released"
+        assert not (self.leaving[ids] | self.awaited[ids] | self.writing[ids] | self.kept[ids]).any(), (
+            "a block in a list was released"
+        )
         self.run[ids] = NOWHERE
         self._free[self._free_count : self._free_count + len(ids)] = ids
         self._free_count += len(ids)

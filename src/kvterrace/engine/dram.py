@@ -169,8 +169,8 @@ class DramSpace:
         """Blocks to give up for `nbytes` of room, in the policy's order; fewer if there are no more.
 
         A block goes if nobody uses or pins it, and a copy of it is below or the tier below is done with it; if
-        `droppable`, also if this is its last copy. Of the blocks `keep` no last copy goes, and unless `awaited`, nothing
-        that was prefetched and not used yet. What is asked for and then not given up belongs back into `line`.
+        `droppable`, also if this is its last copy. Of the blocks `keep` no last copy goes, and unless `awaited`,
+        nothing that was prefetched and not used yet. What is not given up after all belongs back into `line`.
         """
         marked = self._table.marked
         if keep is not None:

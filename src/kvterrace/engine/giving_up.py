@@ -10,6 +10,7 @@ from kvterrace.engine.blocks import NOWHERE, BlockTable, Ids
 from kvterrace.engine.dirty import DirtyRuns
 from kvterrace.engine.dram import DramSpace
 from kvterrace.engine.slot_sizes import SlotSizes
+from kvterrace.engine.ssd_order import SsdOrder
 from kvterrace.engine.tree import Run, RunTree
 from kvterrace.keys import KEY_NBYTES, KeyChain
 
@@ -42,6 +43,8 @@ class GivingUp:
         self.doomed: set[int] = set()
         #: Blocks that were given up though nobody asked for it.
         self.dropped_blocks = 0
+        #: Of the tier below, where it has one.
+        self.ssd_order: SsdOrder | None = None
 
     def are_doomed(self, ids: Ids) -> npt.NDArray[np.bool_]:
         """For each block, whether it was invalidated and only waits for its users to end."""
@@ -151,6 +154,8 @@ class GivingUp:
     def _release(self, ids: Ids) -> None:
         self.doomed.difference_update(ids.tolist() if self.doomed else ())
         self._dram.gone(ids)
+        if self.ssd_order is not None:
+            self.ssd_order.gone(ids)
         self._table.release(ids)
 
     def _forget(self, run: Run, at: int, *, dropping: bool = True) -> None:

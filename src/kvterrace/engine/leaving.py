@@ -19,8 +19,9 @@ _Choice = Callable[[Ids], npt.NDArray[np.bool_]]
 
 
 class LeavingLine:
-    """The line at the exit; who stands in it is `leaving` in the block table. 4 B to 12 B for each. Not thread-safe: the
-    ledger's owner serialises.
+    """The line at the exit; who stands in it is `leaving` in the block table. 4 B to 12 B for each.
+
+    Not thread-safe: the ledger's owner serialises.
     """
 
     def __init__(self, table: BlockTable) -> None:

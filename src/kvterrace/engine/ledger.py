@@ -6,7 +6,6 @@ anything. Production, replay and simulation drive the same ledger. Not thread-sa
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,7 +20,9 @@ from kvterrace.engine.giving_up import GivingUp
 from kvterrace.engine.room import DramRoom
 from kvterrace.engine.slot_sizes import SlotSizes
 from kvterrace.engine.space import SegmentSpace, volume_of
+from kvterrace.engine.ssd_order import SsdOrder
 from kvterrace.engine.tree import Run, RunTree, Step
+from kvterrace.engine.turns import OpenTurns
 from kvterrace.format.record import PAGE_NBYTES
 from kvterrace.keys import KEY_NBYTES, KeyChain
 from kvterrace.policy.eviction import EvictionPolicy, LruTailFirst
@@ -29,9 +30,6 @@ from kvterrace.types import Tier
 
 #: A block's attention score halves in this time if nothing is added.
 SCORE_HALF_LIFE_S = 60.0
-
-#: Turns that may still be extended by a put, at most.
-_OPEN_TURNS = 4096
 
 #: By whether a block is in DRAM.
 _TIERS = np.array([Tier.SSD, Tier.DRAM], dtype=object)
@@ -53,6 +51,7 @@ class Ledger:
         space: SegmentSpace | Sequence[SegmentSpace] | None,
         *,
         policy: EvictionPolicy | None = None,
+        ssd_policy: EvictionPolicy | None = None,
         writes: WritePolicy | None = None,
     ) -> None:
         self.table = BlockTable()
@@ -67,13 +66,18 @@ class Ledger:
         self.next_put_seq = 1
         #: Blocks that the last `begin_put` left out because DRAM alone holds what is likelier to be wanted again.
         self.turned_away = 0
-        self._open_turns: OrderedDict[bytes, None] = OrderedDict()  # keys of the deepest blocks, the oldest first
+        self._turns = OpenTurns()
         self.dirty = DirtyRuns(self.table, self.tree, self.sizes, self.doomed)
         self._scored_s: dict[int, float] = {}  # run number -> when its scores were last brought up to date
         self._below = CopiesBelow(self.table, self.tree, self.dirty, self.dealing, self.sizes)
         parts = self.table, self.tree, self.dram, self.dirty, self.sizes, self._below
         self._giving_up = GivingUp(*parts, scored_s=self._scored_s)
         self._room = DramRoom(*parts, self._giving_up)
+        #: What the SSD tier would keep; None: its order is that of age.
+        self.ssd_order: SsdOrder | None = None
+        if ssd_policy is not None and self.spaces:
+            self.ssd_order = SsdOrder(self.table, self.sizes, self._below, ssd_policy)
+            self._giving_up.ssd_order = self.ssd_order
 
     @property
     def space(self) -> SegmentSpace | None:
@@ -150,9 +154,9 @@ class Ledger:
             return
         ids = _ids_of(steps)
         self._mark_used(steps, now_s)
-        if put and self._is_told(chain, len(chain)):
-            return
-        self._request(chain, len(chain), ids, now_s, extend=put and self._is_open(chain, len(ids)))
+        if not put or not self._turns.has_told(chain, len(chain), now_s):
+            extend = put and self._turns.has_begun(chain, len(ids), now_s)
+            self._request(chain, len(chain), ids, now_s, extend=extend)
 
     def _is_open(self, chain: KeyChain, known: int) -> bool:
         """Whether a turn ended with block `known` of `chain`, or with the one before: of a prompt that is all there, an
@@ -160,18 +164,12 @@ class Ledger:
         """
         return any(chain.key(index) in self._open_turns for index in range(max(0, known - 2), known))
 
-    def _is_told(self, chain: KeyChain, stop: int) -> bool:
-        """Whether the policy knows that a prompt came which ends with the first `stop` blocks of `chain`."""
-        return chain.key(stop - 1) in self._open_turns
-
     def _request(self, chain: KeyChain, stop: int, ids: Ids, now_s: float, *, extend: bool) -> None:
-        words = np.frombuffer(chain.data, np.uint64, stop * KEY_NBYTES // 8)[:: KEY_NBYTES // 8]
-        self.dram.request(np.ascontiguousarray(words), ids, now_s, extend=extend)
-        for last in {stop - 1, max(0, len(ids) - 1)}:
-            self._open_turns[chain.key(last)] = None
-            self._open_turns.move_to_end(chain.key(last))
-        while len(self._open_turns) > _OPEN_TURNS:
-            self._open_turns.popitem(last=False)
+        words = np.frombuffer(chain.data, np.uint64, stop * KEY_NBYTES // 8)[:: KEY_NBYTES // 8].copy()
+        self.dram.request(words, ids, now_s, extend=extend)
+        if self.ssd_order is not None:
+            self.ssd_order.request(words, ids, now_s, extend=extend)
+        self._turns.begin(chain, stop, len(ids), now_s)
 
     def _mark_used(self, steps: list[Step], now_s: float) -> None:
         """The runs of a walk were used now. The last is cut where the walk ends."""
@@ -276,12 +274,14 @@ class Ledger:
         if self._room.is_stuck(nbytes):
             return np.zeros(0, np.int32), 0
         steps = self.tree.walk(chain, at)
-        told, extend = self._is_told(chain, stop), self._is_open(chain, at)
         above = _ids_of(steps)
         run, ids = self._append(steps, chain, at, stop, namespace=namespace, sequence=sequence, now_s=now_s)
-        if not told:
-            self._request(chain, stop, above, now_s, extend=extend)
-        self.dram.enter(np.concatenate([above, ids]))
+        if not self._turns.has_told(chain, stop, now_s):
+            self._request(chain, stop, above, now_s, extend=self._turns.has_begun(chain, at, now_s))
+        whole = np.concatenate([above, ids])
+        self.dram.enter(whole)
+        if self.ssd_order is not None:
+            self.ssd_order.enter(whole)
         offsets = self._slots_for(ids, nbytes, above)
         taken, first = ids[: len(offsets)], 0
         if offsets:
@@ -290,6 +290,8 @@ class Ledger:
             first = self._number(taken)
         if len(taken) < len(ids):
             self._giving_up.cut(run, len(ids) - len(taken))
+        if len(taken) + self.turned_away == len(ids):
+            self._turns.end(chain, stop, at)
         return taken, first
 
     def _slots_for(self, ids: Ids, nbytes: int, above: Ids) -> list[int]:

@@ -29,6 +29,8 @@ CARRY_SHARE = 0.25
 _KEPT_SHARE = 0.5
 #: Segments count as about as old within one of these steps to the doubling of an age: 4 %.
 _AGE_STEPS = 16
+#: Segments count as worth as much within one of these shares of what they hold that would be kept.
+_WORTH_STEPS = 8
 #: Segments of about one age that are compared by what is lost with them, from both ends of these by number: shared
 #: prefixes are mostly in the first, ends of long chains in the last.
 _TRIED = 16
@@ -50,7 +52,10 @@ def choose(
     wherever that lies. So of one long chain the end goes before the beginning, which would take all the rest along.
     Active KV comes last.
 
-    Carried over is what was used more recently than the average block of the tier, the youngest first, into DRAM; what
+    Where the tier has an order of its own (`Ledger.ssd_order`), a segment goes the sooner the less of it would be kept,
+    and age decides among those of which about as much would; and what would be kept is carried over.
+
+    Otherwise, carried over is what was used more recently than the average block of the tier, the youngest first, into DRAM; what
     is there already counts, too. What hangs on a block was never used later than the block itself, so a prefix of
     something warm is warm; active KV always goes along.
 
@@ -80,9 +85,11 @@ def choose(
     active = pinned > 0
     stakes = _Stakes(ledger, now_s)
     equals: list[Segment] = []
-    order = np.lexsort((numbers, youth, active))
+    kept_nbytes = columns.kept_blocks[rows] * columns.live_nbytes[rows] / live
+    worth = np.round(_WORTH_STEPS * kept_nbytes / columns.file_nbytes[rows])
+    order = np.lexsort((numbers, youth, worth, active))
     order = order[~stays[order]]
-    kinds = np.stack([active[order], youth[order]])
+    kinds = np.stack([active[order], worth[order], youth[order]])
     starts = np.flatnonzero(np.append(True, (kinds[:, 1:] != kinds[:, :-1]).any(axis=0)))[: len(order)].tolist()
     for start, stop in pairwise([*starts, len(order)]):
         for number in _from_both_ends(numbers[order[start:stop]]):
@@ -100,6 +107,8 @@ def choose(
     if len(equals) > 1:
         chosen = min(equals, key=lambda one: (stakes.of(one), one.number))
     ids, used_s = chosen.live_ids(table), ledger.tree.used_s
+    if ledger.ssd_order is not None:
+        return chosen, _survivors(ledger, chosen, ids[table.kept[ids] | (table.pins[ids] > 0)])
     # of what could be chosen: what is in use at this moment says nothing about the rest
     average_s = now_s - int(columns.used_us[rows[at_rest]].sum()) / 1e6 / max(int(blocks[at_rest].sum()), 1)
     warm = ids[(now_s - used_s[table.run[ids]] < average_s) | (table.pins[ids] > 0)]

@@ -81,7 +81,7 @@ class SharedLedger(Ledger):
         """
         table, going, run = self.table, self._giving_up, self.run_of(block)
         at, below = int(np.flatnonzero(run.ids == block)[0]) + 1, self.tree.below(run)
-        for one, ids in ((run, run.ids[at:]), *((child, child.ids) for child in below)):
+        for ids in (run.ids[at:], *(child.ids for child in below)):
             old = ids[(table.segment[ids] == NOWHERE) | (table.put_seq[ids] < put_seq)]
             held = (table.users[old] > 0) | (table.pins[old] > 0)
             going.doomed.update(old[held].tolist())

@@ -352,17 +352,26 @@ class SegmentSpace:
         """
         table.segment[ids] = segment.number
         segment._ids.append(ids)  # noqa: SLF001 - as above
-        self.columns.count(segment.row, len(ids), nbytes, int(whole_us(used_s).sum()))
+        kept = int(np.count_nonzero(table.kept[ids]))
+        self.columns.count(segment.row, len(ids), kept, nbytes, int(whole_us(used_s).sum()))
 
     def lose(self, table: BlockTable, ids: Ids, record_nbytes: int, used_s: npt.NDArray[np.float64]) -> None:
         """The index stops pointing to the SSD copies of `ids`, records of `record_nbytes` each; their bytes become
         reclaimable.
         """
+        kept = table.kept[ids]
+        if kept.any():
+            self.keep(table, ids[kept], kept=False)
         for segment, blocks, used_us in self._by_segment(table, ids, whole_us(used_s)):
-            self.columns.count(segment.row, -blocks, -blocks * record_nbytes, -used_us)
+            self.columns.count(segment.row, -blocks, 0, -blocks * record_nbytes, -used_us)
             assert segment.live_nbytes >= 0, f"{segment!r} lost more than it held"
         table.segment[ids] = NOWHERE
         table.page[ids] = NOWHERE
+
+    def keep(self, table: BlockTable, ids: Ids, *, kept: bool) -> None:
+        """Blocks `ids`, which all have a copy, count as `kept` in their segments, or no longer."""
+        for segment, blocks, _ in self._by_segment(table, ids, np.zeros(len(ids), np.int64)):
+            self.columns.kept_blocks[segment.row] += blocks if kept else -blocks
 
     def touch(self, table: BlockTable, ids: Ids, used_s: npt.NDArray[np.float64], now_s: float) -> None:
         """Blocks `ids`, last used at `used_s`, are used now. Some may have no copy."""

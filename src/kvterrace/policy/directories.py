@@ -53,7 +53,10 @@ class DirectoryPolicy:
         return self.directory.inside(keys[ids])
 
     def forget(self, ids: Ids, keys: Keys) -> None:
-        self.directory.forget(keys[ids])
+        words = keys[ids]
+        inside = self.directory.inside(words)
+        if inside.any():  # of what has left before, a directory may remember more than the tier does
+            self.directory.forget(words[inside])
         self._ids.drop(ids, keys)
 
     def resize(self, capacity: int) -> None:

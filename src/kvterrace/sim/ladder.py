@@ -85,11 +85,12 @@ class LedgerLadder:
         ssd_blocks: int,
         *,
         policy: EvictionPolicy | None = None,
+        ssd_policy: EvictionPolicy | None = None,
         record_nbytes: int = 1 << 20,
         write_behind_s: float = 2.0,
         block_tokens: int = 512,
     ) -> None:
-        """`policy`: of DRAM; None: least recently used."""
+        """`policy`: of DRAM; None: least recently used. `ssd_policy`: of the SSD; None: the oldest segments go first."""
         self.space: SegmentSpace | None = None
         segment_nbytes = 64 * record_nbytes
         if ssd_blocks:
@@ -97,7 +98,9 @@ class LedgerLadder:
             segment_nbytes = min(segment_nbytes, cap // 16)
             self.space = SegmentSpace(cap, segment_nbytes, lambda records, _: 4096 + 160 * records)
         writes = WritePolicy(after_s=write_behind_s, batch_nbytes=segment_nbytes)
-        self.ledger = Ledger(dram_blocks * record_nbytes, self.space, policy=policy, writes=writes)
+        self.ledger = Ledger(
+            dram_blocks * record_nbytes, self.space, policy=policy, ssd_policy=ssd_policy, writes=writes
+        )
         self.ledger.add_namespace(0, Geometry(4096, record_nbytes - 4096), _NAMESPACE.digest)
         self.counts = LadderCounts()
         self._record_nbytes = record_nbytes
@@ -139,7 +142,7 @@ class LedgerLadder:
         return hits
 
     def _count_misses(self, ids: npt.NDArray[np.int64], there: npt.NDArray[np.bool_]) -> None:
-        """Of a request, the blocks that are no hits. `there`: of those that the index knows, which are on the ladder."""
+        """Of a request, the blocks that are no hits. `there`: whether those that the index knows are on the ladder."""
         counts = self.counts
         counts.behind_gap_misses += int(np.count_nonzero(there))
         absent = ids if not there.any() else np.concatenate([ids[: len(there)][~there], ids[len(there) :]])

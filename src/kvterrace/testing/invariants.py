@@ -162,6 +162,7 @@ def _check_ssd(ledger: Ledger, space: SegmentSpace, volume: int) -> None:
     )
     live: Counter[int] = Counter()
     blocks: Counter[int] = Counter()
+    kept: Counter[int] = Counter()
     used_us: Counter[int] = Counter()
     ends: dict[int, list[tuple[int, int]]] = {}
     mine = table.segment != NOWHERE
@@ -174,6 +175,7 @@ def _check_ssd(ledger: Ledger, space: SegmentSpace, volume: int) -> None:
         assert space.segments[number].state in _READABLE, f"block {block} lies in {space.segments[number]!r}"
         live[number] += nbytes
         blocks[number] += 1
+        kept[number] += int(table.kept[block])
         used_us[number] += math.floor(float(ledger.tree.used_s[table.run[block]]) * 1e6)
         ends.setdefault(number, []).append((offset, offset + nbytes))
     by_state = {state: {segment.number for segment in space.in_state(state)} for state in SegmentState}
@@ -194,6 +196,7 @@ def _check_ssd(ledger: Ledger, space: SegmentSpace, volume: int) -> None:
             "file_nbytes": segment.file_nbytes,
             "live_nbytes": live[number],
             "live_blocks": blocks[number],
+            "kept_blocks": kept[number],
             "used_us": used_us[number],
         }, f"{segment!r}: {row}, but {blocks[number]} blocks, used at {used_us[number]}"
         assert number in by_state[segment.state], f"{segment!r} is not among those in its state"
