@@ -29,8 +29,8 @@ CARRY_SHARE = 0.25
 _KEPT_SHARE = 0.5
 #: Segments count as about as old within one of these steps to the doubling of an age: 4 %.
 _AGE_STEPS = 16
-#: Segments count as worth as much within one of these shares of what they hold that would be kept.
-_WORTH_STEPS = 8
+#: A live block that the order of the tier would not keep counts as this much of one that it would.
+_UNKEPT_WORTH = 0.3
 #: Segments of about one age that are compared by what is lost with them, from both ends of these by number: shared
 #: prefixes are mostly in the first, ends of long chains in the last.
 _TRIED = 16
@@ -52,12 +52,12 @@ def choose(
     wherever that lies. So of one long chain the end goes before the beginning, which would take all the rest along.
     Active KV comes last.
 
-    Where the tier has an order of its own (`Ledger.ssd_order`), a segment goes the sooner the less of it would be kept,
-    and age decides among those of which about as much would; and what would be kept is carried over.
-
-    Otherwise, carried over is what was used more recently than the average block of the tier, the youngest first, into DRAM; what
+    Carried over is what was used more recently than the average block of the tier, the youngest first, into DRAM; what
     is there already counts, too. What hangs on a block was never used later than the block itself, so a prefix of
     something warm is warm; active KV always goes along.
+
+    Where the tier has an order of its own (`Ledger.ssd_order`), a segment counts as the older the less of it that would
+    keep, and what it would keep is carried over.
 
     Costs array operations over all segments and over what is pinned or in use, and Python for the few that are tried.
 
@@ -75,7 +75,11 @@ def choose(
     numbers, blocks = columns.number[rows], columns.live_blocks[rows]
     live = np.maximum(blocks, 1)
     age_s = np.maximum(now_s - columns.used_us[rows] / 1e6 / live, 0.0)
-    age_s *= columns.file_nbytes[rows] / np.maximum(columns.live_nbytes[rows], 1)
+    live_nbytes = columns.live_nbytes[rows]
+    if ledger.ssd_order is not None:
+        kept = columns.kept_blocks[rows] / live
+        live_nbytes = live_nbytes * (kept + _UNKEPT_WORTH * (1.0 - kept))
+    age_s *= columns.file_nbytes[rows] / np.maximum(live_nbytes, 1)
     age_s[blocks == 0] = np.inf
     youth = -np.round(_AGE_STEPS * np.log2(age_s + 1e-9))
     at_rest = _counts(table.segment[np.flatnonzero(table.users)], numbers) == 0
@@ -85,11 +89,9 @@ def choose(
     active = pinned > 0
     stakes = _Stakes(ledger, now_s)
     equals: list[Segment] = []
-    kept_nbytes = columns.kept_blocks[rows] * columns.live_nbytes[rows] / live
-    worth = np.round(_WORTH_STEPS * kept_nbytes / columns.file_nbytes[rows])
-    order = np.lexsort((numbers, youth, worth, active))
+    order = np.lexsort((numbers, youth, active))
     order = order[~stays[order]]
-    kinds = np.stack([active[order], worth[order], youth[order]])
+    kinds = np.stack([active[order], youth[order]])
     starts = np.flatnonzero(np.append(True, (kinds[:, 1:] != kinds[:, :-1]).any(axis=0)))[: len(order)].tolist()
     for start, stop in pairwise([*starts, len(order)]):
         for number in _from_both_ends(numbers[order[start:stop]]):
