@@ -24,4 +24,5 @@ library=$(c++ -print-file-name="lib$([ "$sanitizer" = address ] && echo asan || 
 LD_PRELOAD="$library $(c++ -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 PYTHONPATH="$folder/src" \
   "$bin/python" -m pytest -q tests/unit/test_io_native.py tests/unit/test_io_native_contract.py \
   tests/unit/test_io_scheduler.py tests/unit/test_io_depth.py tests/unit/test_ladder_native.py tests/unit/test_native_*.py \
+  tests/unit/test_return_index*.py tests/property/test_directory_properties.py \
   tests/property/test_native_passes.py tests/property/test_passes_agree.py

@@ -252,11 +252,15 @@ class ReturnIndex(Directory):
     `now_s` of any clock that does not run backwards (an earlier time counts as the latest one seen); `extend`: the
     chain has grown in the turn that used it last. Raises ValueError where `now_s` is not finite.
 
+    `depth_worth`: a use of a block with n blocks before it is worth 1 + n x depth_worth. 0 makes for most hits; for
+    most time saved in the lowest tier, say how much more a block's recomputation takes for each block before it, as a
+    share of the first one's. ValueError where it is negative or not finite.
+
     `take_evicted` names only keys that are outside when the request has ended; ask after each request. A new block may
     be among them.
     """
 
-    def __init__(self, capacity: int, seed: int = 0) -> None: ...
+    def __init__(self, capacity: int, seed: int = 0, depth_worth: float = 0.0) -> None: ...
     def hint(self, key: int, kind: str, seconds: float, now_s: float) -> None:
         """What is known of the sequence whose last turn used block `key` last; unknown keys are ignored.
 
@@ -280,3 +284,9 @@ class KeyMap:
         """Of each key the id, or -1."""
     @property
     def nbytes(self) -> int: ...
+
+class IndexDirectory(Directory):
+    """The same without ARC, for tests."""
+
+    def __init__(self, capacity: int, seed: int = 0, depth_worth: float = 0.0) -> None: ...
+    def hint(self, key: int, kind: str, seconds: float, now_s: float) -> None: ...

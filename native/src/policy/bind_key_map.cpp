@@ -52,7 +52,7 @@ void bind_key_map(nb::module_& m) {
             self.look_at(column_of(keys));
             auto found = std::make_unique<std::int32_t[]>(wanted.shape(0));
             for (std::size_t at = 0; at < wanted.shape(0); ++at)
-              found[at] = static_cast<std::int32_t>(self.find(wanted.data()[at]));  // kNone is -1
+              found[at] = static_cast<std::int32_t>(self.find(wanted.data()[at]));  // kNowhere is -1
             std::int32_t* data = found.release();
             nb::capsule owner(data, [](void* it) noexcept { delete[] static_cast<std::int32_t*>(it); });
             return IdArray(data, {wanted.shape(0)}, owner);

@@ -20,18 +20,24 @@ Hint hint_of(const std::string& kind) {
   throw std::invalid_argument("kind must be closed, one_off, returns, shared or priority, not '" + kind + "'");
 }
 
+// Both take the same calls; the policy without its gate is there for tests.
+template <typename T>
+nb::class_<T, Directory> bind(nb::module_& m, const char* name) {
+  return nb::class_<T, Directory>(m, name)
+      .def(nb::init<std::size_t, std::uint64_t, double>(), nb::arg("capacity"), nb::arg("seed") = 0, nb::arg("depth_worth") = 0.0)
+      .def(
+          "hint",
+          [](T& self, Key key, const std::string& kind, double seconds, double now_s) {
+            self.hint(key, hint_of(kind), seconds, now_s);
+          },
+          nb::arg("key"), nb::arg("kind"), nb::arg("seconds"), nb::arg("now_s"));
+}
+
 }  // namespace
 
 void bind_return_index(nb::module_& m) {
-  nb::class_<ReturnIndex, Directory>(m, "ReturnIndex")
-      .def(nb::init<std::size_t, std::uint64_t>(), nb::arg("capacity"), nb::arg("seed") = 0)
-      .def(
-          "hint",
-          [](ReturnIndex& self, Key key, const std::string& kind, double seconds, double now_s) {
-            self.hint(key, hint_of(kind), seconds, now_s);
-          },
-          nb::arg("key"), nb::arg("kind"), nb::arg("seconds"), nb::arg("now_s"))
-      .def_prop_ro("follows_arc", &ReturnIndex::follows_arc);
+  bind<IndexDirectory>(m, "IndexDirectory");
+  bind<ReturnIndex>(m, "ReturnIndex").def_prop_ro("follows_arc", &ReturnIndex::follows_arc);
 }
 
 }  // namespace kvterrace::policy

@@ -17,19 +17,20 @@ std::uint32_t Blocks::add(Key key) {
   return at;
 }
 
-void Blocks::enter(std::uint32_t at, std::uint32_t parent) {
+void Blocks::enter(std::uint32_t at, std::uint32_t parent, std::uint32_t depth) {
   Block& block = blocks_[at];
   if (!block.inside) {
     if (block.ghost) remove_ghost(at);
     block.inside = true;
-    block.parent = kNone;
+    block.parent = kNowhere;
     ++inside_;
     if (block.children == 0) add_leaf(at);
   }
+  block.after = depth;
   if (block.parent == parent) return;
   orphan(at);
   block.parent = parent;
-  if (parent == kNone) return;
+  if (parent == kNowhere) return;
   Block& above = blocks_[parent];
   if (above.leaf) remove_leaf(parent);
   if (above.ghost) remove_ghost(parent);
@@ -53,8 +54,8 @@ void Blocks::remove(std::uint32_t ghost) {
 
 void Blocks::orphan(std::uint32_t at) {
   const std::uint32_t parent = blocks_[at].parent;
-  blocks_[at].parent = kNone;
-  if (parent == kNone) return;
+  blocks_[at].parent = kNowhere;
+  if (parent == kNowhere) return;
   Block& above = blocks_[parent];
   if (--above.children > 0) return;
   if (above.inside) {
@@ -81,8 +82,8 @@ void Blocks::remove_leaf(std::uint32_t at) {
 void Blocks::add_ghost(std::uint32_t at) {
   Block& block = blocks_[at];
   block.before = newest_;
-  block.after = kNone;
-  (newest_ == kNone ? oldest_ : blocks_[newest_].after) = at;
+  block.after = kNowhere;
+  (newest_ == kNowhere ? oldest_ : blocks_[newest_].after) = at;
   newest_ = at;
   block.ghost = true;
   ++ghosts_;
@@ -90,8 +91,8 @@ void Blocks::add_ghost(std::uint32_t at) {
 
 void Blocks::remove_ghost(std::uint32_t at) {
   Block& block = blocks_[at];
-  (block.before == kNone ? oldest_ : blocks_[block.before].after) = block.after;
-  (block.after == kNone ? newest_ : blocks_[block.after].before) = block.before;
+  (block.before == kNowhere ? oldest_ : blocks_[block.before].after) = block.after;
+  (block.after == kNowhere ? newest_ : blocks_[block.after].before) = block.before;
   block.ghost = false;
   --ghosts_;
 }

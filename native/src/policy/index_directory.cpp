@@ -18,7 +18,10 @@ std::uint64_t splitmix64(std::uint64_t& state) {
 
 }  // namespace
 
-IndexDirectory::IndexDirectory(std::size_t capacity, std::uint64_t seed) : capacity_(capacity), random_(seed) {}
+IndexDirectory::IndexDirectory(std::size_t capacity, std::uint64_t seed, double depth_worth)
+    : capacity_(capacity), random_(seed), depth_worth_(depth_worth) {
+  if (!std::isfinite(depth_worth) || depth_worth < 0) throw std::invalid_argument("depth_worth must be finite, and at least 0");
+}
 
 void IndexDirectory::request(const Request& request) {
   if (!std::isfinite(request.now_s)) throw std::invalid_argument("now_s must be a finite time in seconds");
@@ -46,7 +49,7 @@ std::size_t IndexDirectory::find(const Request& request) {
   bool whole = true;
   for (const Key key : request.keys) {
     std::uint32_t at = blocks_.find(key);
-    if (at == kNone) {
+    if (at == kNowhere) {
       whole = false;
       at = blocks_.add(key);
     } else if (blocks_[at].in_request) {
@@ -60,7 +63,7 @@ std::size_t IndexDirectory::find(const Request& request) {
   for (std::size_t at = 0; at < chain_.size(); ++at) {
     Block& block = blocks_[chain_[at]];
     block.in_request = false;
-    if (block.record == kNone) continue;
+    if (block.record == kNowhere) continue;
     if (!runs_.empty() && runs_.back().end == at && runs_.back().record == block.record) {
       ++runs_.back().end;
     } else {
@@ -97,22 +100,22 @@ void IndexDirectory::learn_used() {
 
 // New records for the chain: one for each shared run, one for the last block, one for the others.
 void IndexDirectory::label() {
-  std::uint32_t body = kNone, shared = kNone, shared_before = kNone;
+  std::uint32_t body = kNowhere, shared = kNowhere, shared_before = kNowhere;
   for (std::size_t at = 0; at < chain_.size(); ++at) {
     Block& block = blocks_[chain_[at]];
     const std::uint32_t before = block.record;
-    if (before != kNone && block.session != session_) block.shared = true;
+    if (before != kNowhere && block.session != session_) block.shared = true;
     block.session = session_;
     if (block.shared) {
       if (before != shared_before) shared = add_shared(before, at);
       shared_before = before;
       block.record = shared;
     } else {
-      shared_before = kNone;
+      shared_before = kNowhere;
       if (at > 0 && at + 1 == chain_.size()) {
         block.record = records_.add_last(body, turn_, since_s_, now_s_);
       } else {
-        if (body == kNone) body = records_.add(Kind::kBody, turn_, since_s_, now_s_);
+        if (body == kNowhere) body = records_.add(Kind::kBody, turn_, since_s_, now_s_);
         block.record = body;
       }
     }
@@ -144,7 +147,7 @@ void IndexDirectory::extend_turn(std::size_t known, std::int32_t output_tokens) 
   turn_ = records_[deepest.record].turn;
   turn_.blocks = std::max(turn_.blocks, static_cast<std::int64_t>(chain_.size()));
   if (output_tokens >= 0) turn_.output_tokens = output_tokens;
-  std::uint32_t body = kNone;
+  std::uint32_t body = kNowhere;
   for (std::size_t at = known; at-- > 0;) {
     const Block& block = blocks_[chain_[at]];
     const Record& record = records_[block.record];
@@ -158,19 +161,19 @@ void IndexDirectory::extend_turn(std::size_t known, std::int32_t output_tokens) 
   if (known == chain_.size()) {
     if (was_last) records_.set(deepest.record, Kind::kLast, turn_);
   } else if (was_last) {
-    if (body == kNone) {
+    if (body == kNowhere) {
       body = deepest.record;
     } else {
       set_record(chain_[known - 1], body);
     }
   }
-  if (body != kNone) records_.set(body, Kind::kBody, turn_);
+  if (body != kNowhere) records_.set(body, Kind::kBody, turn_);
   for (std::size_t at = known; at < chain_.size(); ++at) {
     blocks_[chain_[at]].session = session_;
     if (at + 1 == chain_.size()) {
       set_record(chain_[at], records_.add_last(body, turn_, since_s_, now_s_));
     } else {
-      if (body == kNone) body = records_.add(Kind::kBody, turn_, since_s_, now_s_);
+      if (body == kNowhere) body = records_.add(Kind::kBody, turn_, since_s_, now_s_);
       set_record(chain_[at], body);
     }
   }
@@ -182,21 +185,21 @@ void IndexDirectory::hint(Key key, Hint hint, double seconds, double now_s) {
   }
   now_s_ = std::max(now_s_, now_s);
   const std::uint32_t at = blocks_.find(key);
-  if (at == kNone || hint == Hint::kNothing) return;
+  if (at == kNowhere || hint == Hint::kNothing) return;
   if (hint == Hint::kShared) return share(at);
   const std::uint32_t record = blocks_[at].record;
   const Record& named = records_[record];
   if (named.row.kind == Kind::kShared && hint != Hint::kPriority) return;
   records_.hint(record, hint, seconds, now_s_);
-  if (named.body != kNone && records_[named.body].number == named.body_number) {
+  if (named.body != kNowhere && records_[named.body].number == named.body_number) {
     records_.hint(named.body, hint, seconds, now_s_);
   }
 }
 
 // The block and those before it are shared runs from now on, as old as they are.
 void IndexDirectory::share(std::uint32_t at) {
-  std::uint32_t shared = kNone, shared_before = kNone;
-  for (; at != kNone && !blocks_[at].shared; at = blocks_[at].parent) {
+  std::uint32_t shared = kNowhere, shared_before = kNowhere;
+  for (; at != kNowhere && !blocks_[at].shared; at = blocks_[at].parent) {
     const std::uint32_t before = blocks_[at].record;
     if (before != shared_before) {
       const Record old = records_[before];
@@ -217,11 +220,13 @@ void IndexDirectory::set_record(std::uint32_t block, std::uint32_t record) {
   if (before == record) return;
   blocks_[block].record = record;
   records_.join(record);
-  if (before != kNone) records_.leave(before, 1);
+  if (before != kNowhere) records_.leave(before, 1);
 }
 
 void IndexDirectory::enter() {
-  for (std::size_t at = chain_.size(); at-- > 0;) blocks_.enter(chain_[at], at == 0 ? kNone : chain_[at - 1]);
+  for (std::size_t at = chain_.size(); at-- > 0;) {
+    blocks_.enter(chain_[at], at == 0 ? kNowhere : chain_[at - 1], static_cast<std::uint32_t>(at));
+  }
 }
 
 void IndexDirectory::shrink(std::size_t most) {
@@ -230,7 +235,7 @@ void IndexDirectory::shrink(std::size_t most) {
     for (;;) {
       const std::uint32_t parent = blocks_[at].parent, record = blocks_[at].record;
       exit(at);
-      if (blocks_.inside() <= most || parent == kNone || !blocks_[parent].leaf || blocks_[parent].record != record) break;
+      if (blocks_.inside() <= most || parent == kNowhere || !blocks_[parent].leaf || blocks_[parent].record != record) break;
       at = parent;
     }
   }
@@ -250,12 +255,12 @@ void IndexDirectory::exit(std::uint32_t at) {
 std::uint32_t IndexDirectory::victim() {
   const std::vector<std::uint32_t>& leaves = blocks_.leaves();
   const bool all = leaves.size() <= kSample;
-  std::uint32_t best = kNone;
+  std::uint32_t best = kNowhere;
   double best_index = 0.0;
   for (std::size_t n = 0; n < (all ? leaves.size() : kSample); ++n) {
     const std::uint32_t at = leaves[all ? n : splitmix64(random_) % leaves.size()];
-    const double index = records_.index(blocks_[at].record, now_s_);
-    if (best == kNone || index < best_index ||
+    const double index = records_.index(blocks_[at].record, now_s_) * (1.0 + depth_worth_ * blocks_[at].depth());
+    if (best == kNowhere || index < best_index ||
         (index == best_index && records_[blocks_[at].record].number < records_[blocks_[best].record].number)) {
       best = at;
       best_index = index;
@@ -270,7 +275,7 @@ std::size_t IndexDirectory::most_ghosts() const {
 
 bool IndexDirectory::inside(Key key) const {
   const std::uint32_t at = blocks_.find(key);
-  return at != kNone && blocks_[at].inside;
+  return at != kNowhere && blocks_[at].inside;
 }
 
 void IndexDirectory::resize(std::size_t capacity) {
@@ -282,7 +287,7 @@ void IndexDirectory::evict(std::size_t n) { shrink(blocks_.inside() - std::min(n
 
 void IndexDirectory::forget(Key key) {
   const std::uint32_t at = blocks_.find(key);
-  if (at == kNone || !blocks_[at].inside) return;
+  if (at == kNowhere || !blocks_[at].inside) return;
   exit(at);
   evicted_.pop_back();
 }
@@ -292,7 +297,7 @@ std::vector<Key> IndexDirectory::keys() const {
   keys.reserve(blocks_.inside());
   std::unordered_map<std::uint32_t, std::uint32_t> seen;  // children of blocks with more than one
   for (const std::uint32_t leaf : blocks_.leaves()) {
-    for (std::uint32_t at = leaf; at != kNone; at = blocks_[at].parent) {
+    for (std::uint32_t at = leaf; at != kNowhere; at = blocks_[at].parent) {
       if (blocks_[at].children > 1 && ++seen[at] < blocks_[at].children) break;
       if (blocks_[at].inside) keys.push_back(blocks_[at].key);
     }

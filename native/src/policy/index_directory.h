@@ -17,7 +17,9 @@ namespace kvterrace::policy {
 
 class IndexDirectory final : public Directory {
  public:
-  IndexDirectory(std::size_t capacity, std::uint64_t seed);
+  // A use of a block with n blocks before it is worth 1 + n x `depth_worth`: 0 for most hits, and where a miss is computed
+  // again, whose attention takes the longer the deeper the block lies, the share of that in the first block's time.
+  IndexDirectory(std::size_t capacity, std::uint64_t seed, double depth_worth = 0.0);
 
   void request(const Request& request) override;
   bool inside(Key key) const override;
@@ -32,7 +34,7 @@ class IndexDirectory final : public Directory {
   std::vector<Key> keys() const;  // inside, of a chain the tail first
 
  private:
-  static constexpr std::size_t kSample = 32;
+  static constexpr std::size_t kSample = 64;
 
   struct Run {  // consecutive blocks of the chain with one record
     std::size_t begin, end;
@@ -55,6 +57,7 @@ class IndexDirectory final : public Directory {
 
   std::size_t capacity_;
   std::uint64_t random_;
+  double depth_worth_;
   double now_s_ = -std::numeric_limits<double>::infinity();
   std::uint32_t sessions_ = 0;
   Model model_;

@@ -26,10 +26,10 @@ std::uint32_t Records::add(Kind kind, const Features& turn, double since_s, doub
   record.row = Model::row(turn, kind);
   record.first_bin = bin_of(now_s - since_s);
   record.before = newest_;
-  (newest_ == kNone ? oldest_ : records_[newest_].after) = at;
+  (newest_ == kNowhere ? oldest_ : records_[newest_].after) = at;
   newest_ = at;
   for (std::uint32_t& cursor : cursors_) {
-    if (cursor == kNone) cursor = at;
+    if (cursor == kNowhere) cursor = at;
   }
   return at;
 }
@@ -37,7 +37,7 @@ std::uint32_t Records::add(Kind kind, const Features& turn, double since_s, doub
 std::uint32_t Records::add_last(std::uint32_t body, const Features& turn, double since_s, double now_s) {
   const std::uint32_t at = add(Kind::kLast, turn, since_s, now_s);
   records_[at].body = body;
-  if (body != kNone) records_[at].body_number = records_[body].number;
+  if (body != kNowhere) records_[at].body_number = records_[body].number;
   return at;
 }
 
@@ -64,8 +64,8 @@ void Records::leave(std::uint32_t record, std::uint32_t count) {
 
 void Records::free(std::uint32_t at) {
   const Record& record = records_[at];
-  (record.before == kNone ? oldest_ : records_[record.before].after) = record.after;
-  (record.after == kNone ? newest_ : records_[record.after].before) = record.before;
+  (record.before == kNowhere ? oldest_ : records_[record.before].after) = record.after;
+  (record.after == kNowhere ? newest_ : records_[record.after].before) = record.before;
   for (std::uint32_t& cursor : cursors_) {
     if (cursor == at) cursor = record.after;
   }
@@ -94,7 +94,7 @@ void Records::advance(double now_s) {
   for (int bin = 0; bin < kBins; ++bin) {
     std::uint32_t& cursor = cursors_[static_cast<std::size_t>(bin)];
     const double end_s = kBinStart_s[static_cast<std::size_t>(bin) + 1];
-    while (cursor != kNone && now_s - records_[cursor].since_s >= end_s) {
+    while (cursor != kNowhere && now_s - records_[cursor].since_s >= end_s) {
       const Record& record = records_[cursor];
       if (bin >= record.first_bin) {
         model_.learn(record.row, bin, false, record.alive / std::sqrt(static_cast<double>(record.at_first)));

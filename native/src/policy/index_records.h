@@ -20,9 +20,9 @@ struct Record {
   Features shared;           // of a shared run: its own
   Row row;
   std::uint32_t at_first = 0, alive = 0;    // blocks
-  std::uint32_t before = kNone, after = kNone;  // by age
+  std::uint32_t before = kNowhere, after = kNowhere;  // by age
   // of a last block: the record of the others of its turn, if it is still there
-  std::uint32_t body = kNone;
+  std::uint32_t body = kNowhere;
   std::uint64_t body_number = 0;
   double priority_until_s = -std::numeric_limits<double>::infinity();
   int first_bin = 0;                        // that timers count for it
@@ -34,7 +34,7 @@ struct Record {
 
 class Records {
  public:
-  explicit Records(Model& model) : model_(model) { cursors_.fill(kNone); }
+  explicit Records(Model& model) : model_(model) { cursors_.fill(kNowhere); }
 
   Record& operator[](std::uint32_t record) { return records_[record]; }
   const Record& operator[](std::uint32_t record) const { return records_[record]; }
@@ -59,8 +59,8 @@ class Records {
   Model& model_;
   std::vector<Record> records_;
   std::vector<std::uint32_t> free_;
-  std::uint32_t oldest_ = kNone, newest_ = kNone;
-  std::array<std::uint32_t, kBins> cursors_;  // by bin: the oldest that has not passed its end; kNone if all have
+  std::uint32_t oldest_ = kNowhere, newest_ = kNowhere;
+  std::array<std::uint32_t, kBins> cursors_;  // by bin: the oldest that has not passed its end; kNowhere if all have
   std::uint64_t number_ = 0;
 };
 

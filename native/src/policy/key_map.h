@@ -27,11 +27,11 @@ class KeyMap {
   KeyMap& operator=(const KeyMap&) = delete;
 
   void look_at(const KeyColumn& column) { column_ = column; }
-  // kNone where no block with this key is in the map.
+  // kNowhere where no block with this key is in the map.
   std::uint32_t find(Key key) const { return table_.find(key); }
   // Of two blocks with one key the first stays.
   void put(std::uint32_t id) {
-    if (table_.find(column_[id].key) == kNone) table_.insert(id);
+    if (table_.find(column_[id].key) == kNowhere) table_.insert(id);
   }
   void drop(std::uint32_t id) {
     if (table_.find(column_[id].key) == id) table_.erase(column_[id].key);

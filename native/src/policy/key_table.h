@@ -12,18 +12,18 @@
 
 namespace kvterrace::policy {
 
-inline constexpr std::uint32_t kNone = 0xffffffff;
+inline constexpr std::uint32_t kNowhere = 0xffffffff;
 
 // `Slots`: a vector of structs with a `key`. It must hold the key of every slot named here.
 template <typename Slots>
 class KeyTable {
  public:
-  explicit KeyTable(const Slots& slots) : slots_(slots), places_(16, kNone) {}
+  explicit KeyTable(const Slots& slots) : slots_(slots), places_(16, kNowhere) {}
 
   std::uint32_t find(Key key) const {
     for (std::size_t at = home(key);; at = next(at)) {
       const std::uint32_t slot = places_[at];
-      if (slot == kNone || slots_[slot].key == key) return slot;
+      if (slot == kNowhere || slots_[slot].key == key) return slot;
     }
   }
 
@@ -36,14 +36,14 @@ class KeyTable {
   void erase(Key key) {  // is in the table; the places after it move up, so that no marks are left behind
     std::size_t hole = home(key);
     while (slots_[places_[hole]].key != key) hole = next(hole);
-    for (std::size_t at = next(hole); places_[at] != kNone; at = next(at)) {
+    for (std::size_t at = next(hole); places_[at] != kNowhere; at = next(at)) {
       const std::size_t away = (at - home(slots_[places_[at]].key)) & (places_.size() - 1);
       if (away >= ((at - hole) & (places_.size() - 1))) {
         places_[hole] = places_[at];
         hole = at;
       }
     }
-    places_[hole] = kNone;
+    places_[hole] = kNowhere;
     --count_;
   }
 
@@ -57,14 +57,14 @@ class KeyTable {
 
   void put(std::uint32_t slot) {
     std::size_t at = home(slots_[slot].key);
-    while (places_[at] != kNone) at = next(at);
+    while (places_[at] != kNowhere) at = next(at);
     places_[at] = slot;
   }
 
   void grow() {
-    const std::vector<std::uint32_t> old = std::exchange(places_, std::vector<std::uint32_t>(2 * places_.size(), kNone));
+    const std::vector<std::uint32_t> old = std::exchange(places_, std::vector<std::uint32_t>(2 * places_.size(), kNowhere));
     for (const std::uint32_t slot : old) {
-      if (slot != kNone) put(slot);
+      if (slot != kNowhere) put(slot);
     }
   }
 

@@ -22,8 +22,8 @@ std::size_t nbytes_of(const std::unordered_set<Key>& keys) {  // a node: a point
 
 }  // namespace
 
-ReturnIndex::ReturnIndex(std::size_t capacity, std::uint64_t seed)
-    : capacity_(capacity), index_(capacity, seed), arc_(capacity) {}
+ReturnIndex::ReturnIndex(std::size_t capacity, std::uint64_t seed, double depth_worth)
+    : capacity_(capacity), depth_worth_(depth_worth), index_(capacity, seed, depth_worth), arc_(capacity) {}
 
 void ReturnIndex::request(const Request& request) {
   if (!std::isfinite(request.now_s)) throw std::invalid_argument("now_s must be a finite time in seconds");
@@ -45,11 +45,17 @@ void ReturnIndex::judge(const Request& request) {
   const auto blocks = static_cast<double>(request.keys.size());
   const double memory = std::max(20.0 * static_cast<double>(capacity_), 20000.0);
   const double kept = std::exp(-blocks / memory);
-  const auto index_hits = static_cast<double>(hits(index_, request.keys)), arc_hits = static_cast<double>(hits(arc_, request.keys));
-  ahead_ = ahead_ * kept + (index_hits - arc_hits);
-  accesses_ = accesses_ * kept + blocks;
-  if (accesses_ <= 0.25 * memory) return;
+  ahead_ = ahead_ * kept + (worth(hits(index_, request.keys)) - worth(hits(arc_, request.keys)));
+  accesses_ = accesses_ * kept + worth(request.keys.size());
+  blocks_ = blocks_ * kept + blocks;
+  if (blocks_ <= 0.25 * memory) return;
   if (arc_leads_ ? ahead_ > kLead * accesses_ : ahead_ < -kLead * accesses_) change_leader();
+}
+
+// Of the first so many blocks of a chain.
+double ReturnIndex::worth(std::size_t count) const {
+  const auto n = static_cast<double>(count);
+  return n + 0.5 * depth_worth_ * n * (n - 1.0);
 }
 
 void ReturnIndex::change_leader() {

@@ -7,7 +7,7 @@
 #include <unordered_set>
 #include <vector>
 
-#include "policy/arc.h"
+#include "policy/gate_arc.h"
 #include "policy/directory.h"
 #include "policy/index_directory.h"
 
@@ -15,7 +15,8 @@ namespace kvterrace::policy {
 
 class ReturnIndex final : public Directory {
  public:
-  ReturnIndex(std::size_t capacity, std::uint64_t seed);
+  // `depth_worth`: as IndexDirectory.
+  ReturnIndex(std::size_t capacity, std::uint64_t seed, double depth_worth = 0.0);
 
   void request(const Request& request) override;
   bool inside(Key key) const override;
@@ -37,12 +38,16 @@ class ReturnIndex final : public Directory {
   std::size_t settle();
   bool evict_stray();
 
+  double worth(std::size_t count) const;
+
   std::size_t capacity_;
+  double depth_worth_;
   IndexDirectory index_;
-  Arc arc_;
+  GateArc arc_;
   bool arc_leads_ = false;
-  double ahead_ = 0.0;     // hits of the index less those of ARC, decayed
-  double accesses_ = 0.0;  // decayed alike
+  double ahead_ = 0.0;     // worth of the index's hits less that of ARC's, decayed
+  double accesses_ = 0.0;  // worth of all that was asked for, decayed alike
+  double blocks_ = 0.0;    // of it
   // After a change of the leader: blocks that are inside and not in its directory, in the order in which they will go (with
   // some that are no strays any more), and blocks of its directory that are not inside.
   std::unordered_set<Key> strays_;

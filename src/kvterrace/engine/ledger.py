@@ -98,6 +98,12 @@ class Ledger:
         """Whether some volume takes writes."""
         return self.dealing.can_write
 
+    @property
+    def policies_nbytes(self) -> int:
+        """Memory that the orders of eviction take."""
+        below = 0 if self.ssd_order is None else self.ssd_order.policy.nbytes
+        return self.dram.index_nbytes + below
+
     # -- what there is -------------------------------------------------------------------------------------------------
 
     def add_namespace(self, number: int, geometry: Geometry, digest: bytes) -> None:

@@ -1,4 +1,5 @@
-// ARC (Megiddo and Modha, 2003, "ARC: a self-tuning, low overhead replacement cache"), block by block, tail first.
+// ARC (Megiddo and Modha, 2003, "ARC: a self-tuning, low overhead replacement cache"), block by block, tail first: the
+// default policy's second opinion. Unlike the reference it takes hand-made evictions, losses and another capacity.
 #pragma once
 
 #include <array>
@@ -11,9 +12,9 @@
 
 namespace kvterrace::policy {
 
-class Arc final : public Directory {
+class GateArc final : public Directory {
  public:
-  explicit Arc(std::size_t capacity);
+  explicit GateArc(std::size_t capacity);
 
   void request(const Request& request) override;
   bool inside(Key key) const override;
@@ -33,7 +34,7 @@ class Arc final : public Directory {
     Where where;
   };
   struct List {
-    std::uint32_t oldest = kNone, newest = kNone;
+    std::uint32_t oldest = kNowhere, newest = kNowhere;
     std::size_t count = 0;
   };
 

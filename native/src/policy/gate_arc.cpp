@@ -1,23 +1,23 @@
-#include "policy/arc.h"
+#include "policy/gate_arc.h"
 
 #include <algorithm>
 
 namespace kvterrace::policy {
 
-Arc::Arc(std::size_t capacity) : capacity_(capacity) {}
+GateArc::GateArc(std::size_t capacity) : capacity_(capacity) {}
 
-void Arc::request(const Request& request) {
+void GateArc::request(const Request& request) {
   for (std::size_t at = request.keys.size(); at-- > 0;) access(request.keys[at], request.extend);
 }
 
-bool Arc::inside(Key key) const {
+bool GateArc::inside(Key key) const {
   const std::uint32_t slot = table_.find(key);
-  return slot != kNone && slots_[slot].where <= kT2;
+  return slot != kNowhere && slots_[slot].where <= kT2;
 }
 
-void Arc::access(Key key, bool extend) {
+void GateArc::access(Key key, bool extend) {
   std::uint32_t slot = table_.find(key);
-  if (slot != kNone && slots_[slot].where <= kT2) {
+  if (slot != kNowhere && slots_[slot].where <= kT2) {
     if (!extend) move(slot, kT2);
     return;
   }
@@ -25,7 +25,7 @@ void Arc::access(Key key, bool extend) {
     evicted_.push_back(key);
     return;
   }
-  if (slot != kNone) {
+  if (slot != kNowhere) {
     const auto b1 = static_cast<double>(count(kB1)), b2 = static_cast<double>(count(kB2));
     const bool from_b2 = slots_[slot].where == kB2;
     if (from_b2) {
@@ -62,11 +62,11 @@ void Arc::access(Key key, bool extend) {
   link(slot, kT1);
 }
 
-void Arc::make_room(bool from_b2) {
+void GateArc::make_room(bool from_b2) {
   while (size() >= capacity_) replace(from_b2);
 }
 
-void Arc::replace(bool from_b2) {
+void GateArc::replace(bool from_b2) {
   const auto once = static_cast<double>(count(kT1));
   const bool first = once > 0 && (once > target_ || (from_b2 && once == target_));
   const Where where = first || count(kT2) == 0 ? kT1 : kT2;
@@ -75,7 +75,7 @@ void Arc::replace(bool from_b2) {
   move(slot, where == kT1 ? kB1 : kB2);
 }
 
-void Arc::resize(std::size_t capacity) {
+void GateArc::resize(std::size_t capacity) {
   capacity_ = capacity;
   target_ = std::min(target_, static_cast<double>(capacity));
   while (size() > capacity_) replace(false);
@@ -83,56 +83,56 @@ void Arc::resize(std::size_t capacity) {
   while (count(kB2) > 0 && size() + count(kB1) + count(kB2) > 2 * capacity_) drop(lists_[kB2].oldest);
 }
 
-void Arc::evict(std::size_t n) {
+void GateArc::evict(std::size_t n) {
   for (; n > 0 && size() > 0; --n) replace(false);
   while (count(kB1) > 0 && count(kT1) + count(kB1) > capacity_) drop(lists_[kB1].oldest);
   while (count(kB2) > 0 && size() + count(kB1) + count(kB2) > 2 * capacity_) drop(lists_[kB2].oldest);
 }
 
-void Arc::forget(Key key) {
+void GateArc::forget(Key key) {
   const std::uint32_t slot = table_.find(key);
-  if (slot != kNone && slots_[slot].where <= kT2) drop(slot);
+  if (slot != kNowhere && slots_[slot].where <= kT2) drop(slot);
 }
 
-std::size_t Arc::nbytes() const {
+std::size_t GateArc::nbytes() const {
   return sizeof(*this) + slots_.capacity() * sizeof(Slot) + free_.capacity() * sizeof(std::uint32_t) + table_.nbytes() +
          evicted_.capacity() * sizeof(Key);
 }
 
-std::vector<Key> Arc::keys() const {
+std::vector<Key> GateArc::keys() const {
   std::vector<Key> keys;
   keys.reserve(size());
   for (const Where where : {kT1, kT2}) {
-    for (std::uint32_t at = lists_[where].oldest; at != kNone; at = slots_[at].after) keys.push_back(slots_[at].key);
+    for (std::uint32_t at = lists_[where].oldest; at != kNowhere; at = slots_[at].after) keys.push_back(slots_[at].key);
   }
   return keys;
 }
 
-void Arc::move(std::uint32_t slot, Where where) {
+void GateArc::move(std::uint32_t slot, Where where) {
   unlink(slot);
   link(slot, where);
 }
 
-void Arc::unlink(std::uint32_t slot) {
+void GateArc::unlink(std::uint32_t slot) {
   const Slot& one = slots_[slot];
   List& list = lists_[one.where];
-  (one.before == kNone ? list.oldest : slots_[one.before].after) = one.after;
-  (one.after == kNone ? list.newest : slots_[one.after].before) = one.before;
+  (one.before == kNowhere ? list.oldest : slots_[one.before].after) = one.after;
+  (one.after == kNowhere ? list.newest : slots_[one.after].before) = one.before;
   --list.count;
 }
 
-void Arc::link(std::uint32_t slot, Where where) {
+void GateArc::link(std::uint32_t slot, Where where) {
   List& list = lists_[where];
   Slot& one = slots_[slot];
   one.before = list.newest;
-  one.after = kNone;
+  one.after = kNowhere;
   one.where = where;
-  (list.newest == kNone ? list.oldest : slots_[list.newest].after) = slot;
+  (list.newest == kNowhere ? list.oldest : slots_[list.newest].after) = slot;
   list.newest = slot;
   ++list.count;
 }
 
-void Arc::drop(std::uint32_t slot) {
+void GateArc::drop(std::uint32_t slot) {
   unlink(slot);
   table_.erase(slots_[slot].key);
   free_.push_back(slot);
