@@ -21,7 +21,7 @@ from kvterrace.engine.room import DramRoom
 from kvterrace.engine.slot_sizes import SlotSizes
 from kvterrace.engine.space import SegmentSpace, volume_of
 from kvterrace.engine.ssd_order import SsdOrder
-from kvterrace.engine.tree import Run, RunTree, Step
+from kvterrace.engine.tree import Run, RunTree, Step, ids_of
 from kvterrace.engine.turns import OpenTurns
 from kvterrace.format.record import PAGE_NBYTES
 from kvterrace.keys import KEY_NBYTES, KeyChain
@@ -113,7 +113,7 @@ class Ledger:
 
     def find(self, chain: KeyChain, stop: int | None = None) -> Ids:
         """Ids of the blocks of `chain` that the index knows, from the first on; some may have no copy at the moment."""
-        return _ids_of(self.tree.walk(chain, stop))
+        return ids_of(self.tree.walk(chain, stop))
 
     def on_ladder(self, ids: Ids) -> npt.NDArray[np.bool_]:
         """For each block, whether it has a copy, or one on its way into DRAM, and was not invalidated."""
@@ -158,17 +158,11 @@ class Ledger:
         steps = self.tree.walk(chain, stop)
         if not steps:
             return
-        ids = _ids_of(steps)
+        ids = ids_of(steps)
         self._mark_used(steps, now_s)
         if not put or not self._turns.has_told(chain, len(chain), now_s):
             extend = put and self._turns.has_begun(chain, len(ids), now_s)
             self._request(chain, len(chain), ids, now_s, extend=extend)
-
-    def _is_open(self, chain: KeyChain, known: int) -> bool:
-        """Whether a turn ended with block `known` of `chain`, or with the one before: of a prompt that is all there, an
-        engine computes the end anew.
-        """
-        return any(chain.key(index) in self._open_turns for index in range(max(0, known - 2), known))
 
     def _request(self, chain: KeyChain, stop: int, ids: Ids, now_s: float, *, extend: bool) -> None:
         words = np.frombuffer(chain.data, np.uint64, stop * KEY_NBYTES // 8)[:: KEY_NBYTES // 8].copy()
@@ -280,7 +274,7 @@ class Ledger:
         if self._room.is_stuck(nbytes):
             return np.zeros(0, np.int32), 0
         steps = self.tree.walk(chain, at)
-        above = _ids_of(steps)
+        above = ids_of(steps)
         run, ids = self._append(steps, chain, at, stop, namespace=namespace, sequence=sequence, now_s=now_s)
         if not self._turns.has_told(chain, stop, now_s):
             self._request(chain, stop, above, now_s, extend=self._turns.has_begun(chain, at, now_s))
@@ -288,7 +282,7 @@ class Ledger:
         self.dram.enter(whole)
         if self.ssd_order is not None:
             self.ssd_order.enter(whole)
-        offsets = self._slots_for(ids, nbytes, above)
+        offsets, self.turned_away = self._room.slots_for_new(ids, nbytes, above)
         taken, first = ids[: len(offsets)], 0
         if offsets:
             self.dram.take(taken, offsets, DramState.FILLING)
@@ -299,35 +293,6 @@ class Ledger:
         if len(taken) + self.turned_away == len(ids):
             self._turns.end(chain, stop, at)
         return taken, first
-
-    def _slots_for(self, ids: Ids, nbytes: int, above: Ids) -> list[int]:
-        """Slots for new blocks, which hang on those `above`. Where DRAM is the only tier, what the policy does not want
-        there only gets what is free.
-        """
-        self.turned_away = 0
-        if self.spaces:
-            return self._room.extents(nbytes, len(ids), last_copies=True, keep=above)
-        wanted = self.dram.wants(ids)
-        count = len(ids) if wanted.all() else len(ids) - int(np.argmax(wanted[::-1])) if wanted.any() else 0
-        offsets = self._room.extents(nbytes, count, last_copies=True, keep=above)
-        if len(offsets) == count < len(ids):
-            offsets += self.dram.allocator.allocate_all(nbytes, len(ids) - count)
-            self.turned_away = len(ids) - len(offsets)
-        return offsets
-
-    def insert(self, chain: KeyChain, index: int, *, namespace: int, sequence: bytes, now_s: float) -> int | None:
-        """The block `index` of `chain`, new if the index does not know it; None if the block before it is unknown. For
-        who fills one by one (replay, simulation); see `begin_put`.
-        """
-        known = self.find(chain, index + 1)
-        if len(known) > index:
-            return int(known[index])
-        if len(known) < index:
-            return None
-        steps = self.tree.walk(chain, index)
-        return int(
-            self._append(steps, chain, index, index + 1, namespace=namespace, sequence=sequence, now_s=now_s)[1][0]
-        )
 
     def begin_fill(self, block: int) -> int | None:
         """Give a known block without a copy a slot for a put to fill; returns its put-sequence number, or None if there
@@ -479,13 +444,3 @@ class Ledger:
     def key_of(self, block: int) -> bytes:
         """Key of a block."""
         return bytes(self.table.key[block])
-
-
-def _ids_of(steps: list[Step]) -> Ids:
-    """The blocks that a walk has come along."""
-    if not steps:
-        return np.zeros(0, np.int32)
-    if len(steps) == 1:
-        return steps[0][0].ids[: steps[0][1]]
-    last, count = steps[-1]  # of all before it, the chain shares the whole run
-    return np.concatenate([*(run.ids for run, _ in steps[:-1]), last.ids[:count]])

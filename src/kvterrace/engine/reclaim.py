@@ -75,7 +75,7 @@ def choose(
     numbers, blocks = columns.number[rows], columns.live_blocks[rows]
     live = np.maximum(blocks, 1)
     age_s = np.maximum(now_s - columns.used_us[rows] / 1e6 / live, 0.0)
-    live_nbytes = columns.live_nbytes[rows]
+    live_nbytes = columns.live_nbytes[rows].astype(np.float64)
     if ledger.ssd_order is not None:
         kept = columns.kept_blocks[rows] / live
         live_nbytes = live_nbytes * (kept + _UNKEPT_WORTH * (1.0 - kept))

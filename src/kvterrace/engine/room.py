@@ -72,6 +72,20 @@ class DramRoom:
         nbytes = self._sizes[self._tree.run_of(int(ids[0])).namespace]
         self._dram.allocator.free_all(self._extents(nbytes, len(ids), droppable=True, keep=self._lineage(ids)))
 
+    def slots_for_new(self, ids: Ids, nbytes: int, above: Ids) -> tuple[list[int], int]:
+        """Slots for new blocks, which hang on those `above`; and how many are turned away: where DRAM is the only tier,
+        what the policy does not want there only gets what is free.
+        """
+        if self._below.dealing.spaces:
+            return self.extents(nbytes, len(ids), last_copies=True, keep=above), 0
+        wanted = self._dram.wants(ids)
+        count = len(ids) - int(np.argmax(wanted[::-1])) if wanted.any() else 0
+        offsets = self.extents(nbytes, count, last_copies=True, keep=above)
+        if len(offsets) < count:
+            return offsets, 0
+        offsets += self._dram.allocator.allocate_all(nbytes, len(ids) - count)
+        return offsets, len(ids) - len(offsets)
+
     def extents(self, nbytes: int, count: int, *, last_copies: bool, keep: Ids | None = None) -> list[int]:
         """Up to `count` extents of `nbytes`. Blocks that have a copy below are given up for them.
 

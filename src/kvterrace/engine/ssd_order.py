@@ -11,8 +11,8 @@ from kvterrace.policy.eviction import EvictionPolicy
 
 __all__ = ["SsdOrder"]
 
-#: Of the room, what the policy may fill. A segment goes as a whole, and what is worth keeping in it is written anew: the
-#: fuller the tier is of such blocks, the more. On the shipped traces more than this gains no hits.
+#: Of the room, what the policy may fill. A segment goes as a whole, and what is worth keeping in it is written anew: of
+#: a tier that is full of such blocks, nearly all. On the shipped traces more than this gains no hits.
 _FILL = 0.7
 #: The policy's capacity follows the size of the records in steps of this share.
 _STEP = 1 / 32

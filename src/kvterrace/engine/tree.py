@@ -12,7 +12,7 @@ import numpy.typing as npt
 from kvterrace.engine.blocks import BlockTable, Ids
 from kvterrace.keys import KEY_NBYTES, KeyChain
 
-__all__ = ["Run", "RunTree", "Step"]
+__all__ = ["Run", "RunTree", "Step", "ids_of"]
 
 
 class Run:
@@ -286,3 +286,13 @@ def _first(ids: Ids, count: int) -> Ids:
     kept = ids[:count]
     whole = ids if ids.base is None else ids.base
     return kept.copy() if 2 * kept.nbytes < whole.nbytes else kept
+
+
+def ids_of(steps: list[Step]) -> Ids:
+    """The blocks that a walk has come along."""
+    if not steps:
+        return np.zeros(0, np.int32)
+    if len(steps) == 1:
+        return steps[0][0].ids[: steps[0][1]]
+    last, count = steps[-1]  # of all before it, the chain shares the whole run
+    return np.concatenate([*(run.ids for run, _ in steps[:-1]), last.ids[:count]])

@@ -90,7 +90,7 @@ class LedgerLadder:
         write_behind_s: float = 2.0,
         block_tokens: int = 512,
     ) -> None:
-        """`policy`: of DRAM; None: least recently used. `ssd_policy`: of the SSD; None: the oldest segments go first."""
+        """`policy`: of DRAM; None: least recently used. `ssd_policy`: of the SSD; None: by the age of segments."""
         self.space: SegmentSpace | None = None
         segment_nbytes = 64 * record_nbytes
         if ssd_blocks:
