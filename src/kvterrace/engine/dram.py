@@ -4,6 +4,7 @@ room.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -183,7 +184,7 @@ class DramSpace:
 
     def _victims(self, nbytes: int, may_go: _Choice) -> Ids:
         table, words = self._table, self._table.words
-        asked, count = 0, int(nbytes / max(PAGE_NBYTES, self._sizes.mean_nbytes)) + 1
+        asked, count = 0, math.ceil(nbytes / max(PAGE_NBYTES, self._sizes.mean_nbytes))
         chosen, missing = self.line.take(nbytes, self._sizes.of, may_go, count=count)
         while missing > 0:
             if asked == 1:  # more has to leave than was asked for: is there anything that may go?
