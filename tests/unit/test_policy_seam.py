@@ -40,7 +40,7 @@ class FirstComeFirstKept:
         self.told: list[tuple[list[int], bool]] = []  # of each request its keys, and whether it went on with another
         self.nbytes = 0
 
-    def request(self, chain: Keys, ids: Ids, keys: Keys, now_s: float, *, extend: bool) -> Ids:  # noqa: ARG002
+    def request(self, chain: Keys, ids: Ids, keys: Keys, now_s: float, *, extend: bool) -> Ids:
         self.told.append((chain.tolist(), extend))
         self.enter(ids, keys)
         self.kept += [key for key in chain.tolist() if key not in self.kept]
@@ -50,7 +50,7 @@ class FirstComeFirstKept:
     def enter(self, ids: Ids, keys: Keys) -> None:
         self.ids.update(zip(keys[ids].tolist(), ids.tolist(), strict=True))
 
-    def evict(self, count: int, keys: Keys) -> Ids:  # noqa: ARG002
+    def evict(self, count: int, keys: Keys) -> Ids:
         at = max(0, len(self.kept) - count)
         gone, self.kept = self.kept[at:][::-1], self.kept[:at]
         return np.array([self.ids[key] for key in gone if key in self.ids], np.int32)
