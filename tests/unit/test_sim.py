@@ -110,7 +110,10 @@ def replay(name: str, ladder: LedgerLadder) -> int:
 def test_every_access_is_a_hit_or_a_miss_of_one_cause() -> None:
     ladder = LedgerLadder(4, 0, block_tokens=10)
     counts = ladder.counts
-    ask = lambda ids, now_s, tokens=None: ladder.request(np.array(ids), now_s, tokens=tokens)  # noqa: E731
+
+    def ask(ids: list[int], now_s: float, tokens: int | None = None) -> int:
+        return ladder.request(np.array(ids), now_s, tokens=tokens)
+
     assert ask([1, 2, 3], 0.0, 25) == 0
     assert (counts.cold_misses, counts.tokens) == (3, 25)
     assert ask([1, 2, 3], 1.0, 25) == 3
