@@ -192,23 +192,19 @@ class DirtyRuns:
                 self.since_s[number] = min(used_s, limit_s - writes.after_s)
                 continue
             record_nbytes = self._sizes[run.namespace]
-            for block in self._in_order(run, taken):
-                if refused(block):
-                    continue
-                if chosen and nbytes + record_nbytes > writes.batch_nbytes:
-                    break
-                if not space.fits(segment, record_nbytes, run.namespace):
-                    space.open_is_full = True
-                    break
-                if not space.fits(segment, record_nbytes + space.kept_nbytes, run.namespace):
-                    break
-                at = space.place(segment, record_nbytes, run.namespace)
+            due = [block for block in self._in_order(run, taken) if not refused(block)]
+            room_nbytes = max(writes.batch_nbytes - nbytes, 0 if chosen else record_nbytes)
+            most = min(len(due), room_nbytes // record_nbytes)
+            fitting = space.fitting(segment, record_nbytes, run.namespace, most)
+            allowed = space.fitting(segment, record_nbytes, run.namespace, fitting, beside_nbytes=space.kept_nbytes)
+            if allowed:
+                at = space.place(segment, record_nbytes, run.namespace, count=allowed)
                 offset = offset or at
-                nbytes += record_nbytes
-                chosen.append(block)
-                taken.add(block)
-            else:
-                self._first_s[number] = max(self._first_s[number], now_s)
-                continue
-            break
+                nbytes += allowed * record_nbytes
+                chosen += due[:allowed]
+                taken.update(due[:allowed])
+            if allowed < len(due):
+                space.open_is_full = allowed == fitting < most
+                break
+            self._first_s[number] = max(self._first_s[number], now_s)
         return WriteBatch(segment, offset, np.array(chosen, np.int32), nbytes) if chosen else None

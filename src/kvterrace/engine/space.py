@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
@@ -333,12 +334,28 @@ class SegmentSpace:
         footer = self._footer_nbytes(segment.records + 1, namespaces)
         return segment.used_nbytes + record_nbytes + footer + segment.reserved_nbytes <= segment.file_nbytes
 
-    def place(self, segment: Segment, record_nbytes: int, namespace: int) -> int:
-        """Take room for a record; returns its byte offset. It must fit."""
-        assert segment.state is SegmentState.OPEN and self.fits(segment, record_nbytes, namespace)
+    def fitting(
+        self, segment: Segment, record_nbytes: int, namespace: int, count: int, *, beside_nbytes: int = 0
+    ) -> int:
+        """How many of `count` records of `record_nbytes` fit, beside so many bytes, with the footer that they make
+        longer.
+        """
+        namespaces = len(segment.namespaces) + (namespace not in segment.namespaces)
+        room_nbytes = segment.file_nbytes - segment.used_nbytes - segment.reserved_nbytes - beside_nbytes
+
+        def over(records: int) -> bool:
+            footer_nbytes = self._footer_nbytes(segment.records + records, namespaces)
+            return records * record_nbytes + footer_nbytes > room_nbytes
+
+        return bisect_left(range(1, count + 1), 1, key=over)
+
+    def place(self, segment: Segment, record_nbytes: int, namespace: int, *, count: int = 1) -> int:
+        """Take room for records, one behind the other; returns the byte offset of the first. They must fit."""
+        assert segment.state is SegmentState.OPEN
+        assert self.fitting(segment, record_nbytes, namespace, count) == count
         offset = segment.used_nbytes
-        segment.used_nbytes += record_nbytes
-        segment.records += 1
+        segment.used_nbytes += count * record_nbytes
+        segment.records += count
         if namespace not in segment.namespaces:
             segment.namespaces |= {namespace}
         return offset
@@ -381,8 +398,9 @@ class SegmentSpace:
         if not here.all():
             ids, used_s = ids[here], used_s[here]
         gained_us = whole_us(np.array(now_s)) - whole_us(used_s)
-        for segment, _, sum_us in self._by_segment(table, ids, gained_us):
-            self.columns.used_us[segment.row] += sum_us
+        each = [(segment.row, sum_us) for segment, _, sum_us in self._by_segment(table, ids, gained_us)]
+        rows, sums_us = zip(*each, strict=True)
+        self.columns.used_us[list(rows)] += sums_us
 
     def _by_segment(
         self, table: BlockTable, ids: Ids, values: npt.NDArray[np.int64]
