@@ -74,8 +74,11 @@ class GateModel:
         self.real: set[int] = set()
         self.changes = 0
 
-    def in_leader(self, key: int) -> bool:
-        return self.arc.inside(key) if self.follows_arc else bool(self.index.inside(keys_of(key))[0])
+    def in_leader(self, keys: set[int]) -> set[int]:
+        if self.follows_arc:
+            return {key for key in keys if self.arc.inside(key)}
+        listed = list(keys)
+        return {key for key, inside in zip(listed, self.index.inside(keys_of(*listed)), strict=True) if inside}
 
     def request(self, keys: list[int], now_s: float) -> None:
         hits_index = [*self.index.inside(keys_of(*keys)), False]
@@ -89,17 +92,17 @@ class GateModel:
             if self.ahead > lead if self.follows_arc else self.ahead < -lead:
                 self.follows_arc = not self.follows_arc
                 self.changes += 1
-        before = {key for key in self.real if self.in_leader(key)}
+        before = self.in_leader(self.real) | set(keys)
         self.index.request(keys_of(*keys), now_s)
         for key in reversed(keys):
             self.arc.access(key)
         self.real |= set(keys)
         # What the leader had and has no more has left; so has what of the request it did not keep.
-        self.real -= {key for key in before | set(keys) if not self.in_leader(key)}
+        self.real -= before - self.in_leader(before)
 
     def take(self, gone: list[int]) -> None:
         """Strays, the oldest choice of the old leader first, go as far as there is no room."""
-        strays = {key for key in self.real if not self.in_leader(key)}
+        strays = self.real - self.in_leader(self.real)
         dropped = [key for key in gone if key in self.real]
         assert set(dropped) <= strays
         assert len(dropped) == max(0, len(self.real) - self.c)
@@ -113,7 +116,7 @@ def traffic(seed: int) -> Iterator[tuple[list[int], float]]:
     return when it is their time, and twice as many requests never do.
     """
     draw, fresh, now_s = random.Random(seed), itertools.count(10_000), 1.0
-    for _ in range(6_500):
+    for _ in range(5_900):
         yield [draw.randrange(30) if draw.random() < 0.5 else next(fresh)], now_s
     sessions = [[next(fresh) for _ in range(4)] for _ in range(8)]
     for turn in itertools.count():
@@ -124,9 +127,20 @@ def traffic(seed: int) -> Iterator[tuple[list[int], float]]:
 
 
 def test_what_is_inside_follows_the_leader_there_and_back() -> None:
-    model, real = GateModel(50, 3), native.ReturnIndex(50, 3)
+    """After a change some of what only the old leader wanted, or only the new one has, is asked for on purpose."""
+    model, real, draw = GateModel(50, 3), native.ReturnIndex(50, 3), random.Random(4)
     seen: set[int] = set()
-    for count, (keys, now_s) in enumerate(itertools.islice(traffic(3), 9_000)):
+    asked = {"strays": 0, "missing": 0}
+    more: list[tuple[list[int], float]] = []
+    requests = itertools.islice(traffic(3), 6_600)
+    for count in itertools.count():
+        if more:
+            keys, now_s = more.pop()
+        elif (following := next(requests, None)) is not None:
+            keys, now_s = following
+        else:
+            break
+        changes = model.changes
         model.request(keys, now_s)
         real.request(keys_of(*keys), now_s)
         gone = real.take_evicted().tolist()
@@ -135,8 +149,18 @@ def test_what_is_inside_follows_the_leader_there_and_back() -> None:
         assert real.follows_arc == model.follows_arc, count
         assert len(real) == len(model.real), count
         assert not real.inside(keys_of(*gone)).any()
-        if count % 97 == 0:
+        if count % 307 == 0 or model.changes > changes:
             known = sorted(seen)
             inside = real.inside(keys_of(*known))
             assert {key for key, there in zip(known, inside, strict=True) if there} == model.real, count
+        if model.changes > changes:
+            leading = model.in_leader(seen)
+            for name, keys_there in (("strays", model.real - leading), ("missing", leading - model.real)):
+                chosen = draw.sample(sorted(keys_there), min(3, len(keys_there)))
+                asked[name] += len(chosen)
+                more += [([key], now_s) for key in chosen]
+            # The second's new tail has ARC evict its head, which comes in again.
+            grown = list(range(10**6, 10**6 + 70))
+            more += [(grown, now_s), (grown[:30], now_s)]
     assert model.changes >= 2
+    assert min(asked.values()) >= 3

@@ -33,7 +33,6 @@ void Blocks::enter(std::uint32_t at, std::uint32_t parent, std::uint32_t depth) 
   if (parent == kNowhere) return;
   Block& above = blocks_[parent];
   if (above.leaf) remove_leaf(parent);
-  if (above.ghost) remove_ghost(parent);
   ++above.children;
 }
 

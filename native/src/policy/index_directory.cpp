@@ -75,14 +75,14 @@ std::size_t IndexDirectory::find(const Request& request) {
 
 void IndexDirectory::begin_turn(std::size_t known, std::int32_t output_tokens) {
   turn_ = Features{};
-  turn_.blocks = static_cast<std::int64_t>(chain_.size());
-  turn_.known_blocks = static_cast<std::int64_t>(known);
+  turn_.blocks = static_cast<std::int32_t>(chain_.size());
+  turn_.known_blocks = static_cast<std::int32_t>(known);
   turn_.output_tokens = output_tokens;
   since_s_ = now_s_;
   if (known > 0) {
     const Block& deepest = blocks_[chain_[known - 1]];
     const Record& before = records_[deepest.record];
-    if (2 * turn_.known_blocks >= before.turn.blocks) {
+    if (2 * std::int64_t{turn_.known_blocks} >= before.turn.blocks) {
       session_ = deepest.session;
       turn_.turn = before.turn.turn + 1;
       turn_.gap_s = now_s_ - before.since_s;
@@ -128,13 +128,14 @@ std::uint32_t IndexDirectory::add_shared(std::uint32_t before, std::size_t at) {
   const Record& old = records_[before];
   Features own;
   own.blocks = turn_.blocks;
-  own.known_blocks = static_cast<std::int64_t>(at);
-  own.turn = old.row.kind == Kind::kShared ? old.shared.turn + 1 : 1;
+  own.known_blocks = static_cast<std::int32_t>(at);
+  own.turn = old.row.kind == Kind::kShared ? old.shared_turn + 1 : 1;
   own.gap_s = now_s_ - old.since_s;
   const double log_gap = std::log2(1.0 + own.gap_s);
-  own.log_gap = old.row.kind == Kind::kShared ? 0.6 * old.shared.log_gap + 0.4 * log_gap : log_gap;
+  own.log_gap = old.row.kind == Kind::kShared ? 0.6 * old.shared_log_gap + 0.4 * log_gap : log_gap;
   const std::uint32_t record = records_.add(Kind::kShared, own, since_s_, now_s_);
-  records_[record].shared = own;
+  records_[record].shared_turn = own.turn;
+  records_[record].shared_log_gap = own.log_gap;
   records_[record].turn = turn_;
   return record;
 }
@@ -145,7 +146,7 @@ void IndexDirectory::extend_turn(std::size_t known, std::int32_t output_tokens) 
   session_ = deepest.session;
   since_s_ = records_[deepest.record].since_s;
   turn_ = records_[deepest.record].turn;
-  turn_.blocks = std::max(turn_.blocks, static_cast<std::int64_t>(chain_.size()));
+  turn_.blocks = std::max(turn_.blocks, static_cast<std::int32_t>(chain_.size()));
   if (output_tokens >= 0) turn_.output_tokens = output_tokens;
   std::uint32_t body = kNowhere;
   for (std::size_t at = known; at-- > 0;) {
@@ -206,7 +207,7 @@ void IndexDirectory::share(std::uint32_t at) {
       Features own;
       own.blocks = old.turn.blocks;
       shared = records_.add(Kind::kShared, own, old.since_s, now_s_);
-      records_[shared].shared = own;
+      records_[shared].shared_turn = own.turn;
       records_[shared].turn = old.turn;
       shared_before = before;
     }

@@ -48,7 +48,9 @@ int size_class(std::int64_t count, int values) {
   return std::min(static_cast<int>(std::bit_width(static_cast<std::uint64_t>(std::max<std::int64_t>(count, 0)))), values - 1);
 }
 
-int turn_class(std::int64_t turn) { return turn <= 4 ? static_cast<int>(turn) - 1 : std::min(size_class(turn, 64) + 1, kTurns - 1); }
+int turn_class(std::int64_t turn) {
+  return turn <= 4 ? static_cast<int>(turn) - 1 : std::min(size_class(turn, 64) + 1, kTurns - 1);
+}
 
 double sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
 
@@ -72,7 +74,7 @@ Model::Model() : weights_(kEnd) {
 
 Row Model::row(const Features& f, Kind kind) {
   const bool known = f.gap_s >= 0;
-  const std::int64_t fresh = f.blocks - f.known_blocks;
+  const std::int32_t fresh = f.blocks - f.known_blocks;
   const int gap = known ? std::min(static_cast<int>(2.0 * std::log2(1.0 + f.gap_s)), kGaps - 2) : kGaps - 1;
   const auto at = [](std::uint32_t table, int value, int bins) {
     return static_cast<std::uint16_t>(table + static_cast<std::uint32_t>(value * bins));
@@ -103,9 +105,9 @@ int Model::entries(const Row& row, int bin, std::array<std::uint32_t, kMost>& at
   const bool answered = bin >= row.answered_bin;
   const std::uint32_t set = row.kind == Kind::kShared ? 2 * kSet : answered ? kSet : 0;
   int count = 0;
-  for (; count < Row::kFull; ++count) at[static_cast<std::size_t>(count)] = set + row.at[static_cast<std::size_t>(count)] + full;
   for (; count < Row::kFull + Row::kCoarse; ++count) {
-    at[static_cast<std::size_t>(count)] = set + row.at[static_cast<std::size_t>(count)] + coarse;
+    const auto table = static_cast<std::size_t>(count);
+    at[table] = set + row.at[table] + (count < Row::kFull ? full : coarse);
   }
   const int relative = row.has_gap ? std::clamp(bin - row.twice_log_gap, -12, 12) + 12 : kRelative - 1;
   at[static_cast<std::size_t>(count++)] = set + kRelativeAt + static_cast<std::uint32_t>(relative) * kCoarseBins + coarse;

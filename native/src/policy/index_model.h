@@ -30,11 +30,11 @@ enum class Hint : std::uint8_t {
 
 // What is known of a turn (or of a shared run's use) when it is made.
 struct Features {
-  std::int64_t turn = 1;  // of its session, from 1 on
-  double gap_s = -1.0;    // since the turn before; < 0: there was none
-  double log_gap = 0.0;   // smoothed log2(1 + gap_s)
-  std::int64_t blocks = 0;
-  std::int64_t known_blocks = 0;  // the known head of them
+  double gap_s = -1.0;   // since the turn before; < 0: there was none
+  double log_gap = 0.0;  // smoothed log2(1 + gap_s)
+  std::int32_t turn = 1;  // of its session, from 1 on
+  std::int32_t blocks = 0;
+  std::int32_t known_blocks = 0;  // the known head of them
   std::int32_t output_tokens = -1;
 };
 

@@ -24,7 +24,7 @@ std::uint32_t Records::add(Kind kind, const Features& turn, double since_s, doub
   record.number = ++number_;
   record.turn = turn;
   record.row = Model::row(turn, kind);
-  record.first_bin = bin_of(now_s - since_s);
+  record.first_bin = static_cast<std::uint8_t>(bin_of(now_s - since_s));
   record.before = newest_;
   (newest_ == kNowhere ? oldest_ : records_[newest_].after) = at;
   newest_ = at;
@@ -109,7 +109,7 @@ double Records::index(std::uint32_t at, double now_s) {
   const int bin = bin_of(now_s - record.since_s);
   if (record.index_bin != bin || record.index_version != model_.version()) {
     record.index = model_.index(record.row, bin);
-    record.index_bin = bin;
+    record.index_bin = static_cast<std::int8_t>(bin);
     record.index_version = model_.version();
   }
   return now_s < record.priority_until_s ? kPriority * record.index : record.index;

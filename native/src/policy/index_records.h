@@ -14,23 +14,24 @@
 namespace kvterrace::policy {
 
 struct Record {
-  double since_s = 0.0;  // its turn's time
+  double since_s = 0.0;      // its turn's time
   std::uint64_t number = 0;  // the older the lower
   Features turn;             // of the turn that made it
-  Features shared;           // of a shared run: its own
+  double shared_log_gap = 0.0;  // of a shared run: its own, and how often it was used as one
+  std::int32_t shared_turn = 0;
   Row row;
-  std::uint32_t at_first = 0, alive = 0;    // blocks
+  std::uint32_t at_first = 0, alive = 0;               // blocks
   std::uint32_t before = kNowhere, after = kNowhere;  // by age
-  // of a last block: the record of the others of its turn, if it is still there
+  // of a last block: the record of the others of its turn, if that has this number still
   std::uint32_t body = kNowhere;
   std::uint64_t body_number = 0;
   double priority_until_s = -std::numeric_limits<double>::infinity();
-  int first_bin = 0;                        // that timers count for it
-  // the index, as of a bin and of a state of the model
+  std::uint8_t first_bin = 0;  // that timers count for it
+  std::int8_t index_bin = -1;  // that the index below is of; -1: there is none
   double index = 0.0;
-  std::uint64_t index_version = 0;
-  int index_bin = -1;
+  std::uint64_t index_version = 0;  // of the model
 };
+static_assert(sizeof(Record) <= 144);
 
 class Records {
  public:
