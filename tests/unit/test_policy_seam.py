@@ -289,6 +289,31 @@ def test_the_ledger_holds_what_the_directory_holds(seed: int, capacity: int) -> 
             assert np.count_nonzero(ladder.ledger.table.state == DramState.READY) == len(directory)
 
 
+class Remembering:
+    """A directory that holds the even keys, and remembers what it was told to forget."""
+
+    nbytes = 0
+
+    def __init__(self) -> None:
+        self.forgotten: list[int] = []
+
+    def inside(self, keys: Keys) -> npt.NDArray[np.bool_]:
+        return keys % np.uint64(2) == 0
+
+    def forget(self, keys: Keys) -> None:
+        self.forgotten += keys.tolist()
+
+
+@needs_module
+def test_a_directory_forgets_only_what_is_inside() -> None:
+    """Of what it has let go itself it may remember more: its ghosts, and what another of its parts still holds."""
+    assert module is not None
+    directory = Remembering()
+    policy = DirectoryPolicy("remembering", directory, module.KeyMap())  # type: ignore[arg-type]
+    policy.forget(np.array([1, 2, 5], np.int32), np.arange(6, dtype=np.uint64) + np.uint64(1))
+    assert directory.forgotten == [2, 6]
+
+
 @needs_module
 def test_a_key_map_is_a_dict_from_keys_to_ids() -> None:
     assert module is not None
