@@ -298,7 +298,8 @@ class Remembering:
         self.forgotten: list[int] = []
 
     def inside(self, keys: Keys) -> npt.NDArray[np.bool_]:
-        return keys % np.uint64(2) == 0
+        even: npt.NDArray[np.bool_] = keys % np.uint64(2) == 0
+        return even
 
     def forget(self, keys: Keys) -> None:
         self.forgotten += keys.tolist()
