@@ -84,7 +84,7 @@ def test_the_ledger_gives_the_published_counts(name: str, capacity: int, hits: i
 @pytest.mark.skipif(default_policy().name == "lru", reason="the extension module is not there")
 @pytest.mark.parametrize(
     ("name", "capacity", "percent"),
-    # The study's figures for the return-index policy at 1 % and 5 % or 10 % of the different blocks. It knew how long the
+    # The study's figures for the return-index policy at 1 % and 5 % or 10 % of the blocks. It knew how long the
     # answers were, which nobody tells the ledger: at 10 % of the synthetic trace that is worth a point.
     [
         ("mooncake-conversation", 1827, 10.6),
