@@ -317,6 +317,19 @@ class ReturnIndex(Directory):
     @property
     def follows_arc(self) -> bool: ...
 
+class KeyMap:
+    """Ids by key (native/src/policy/key_map.h). `keys`: of every id, a column of the caller's, which may move between
+    calls; for an id in the map its key there stays the same. Raises IndexError where an id is not in it.
+    """
+
+    def __init__(self) -> None: ...
+    def put(self, ids: npt.NDArray[np.int32], keys: npt.NDArray[np.uint64]) -> None: ...
+    def drop(self, ids: npt.NDArray[np.int32], keys: npt.NDArray[np.uint64]) -> None: ...
+    def find(self, wanted: npt.NDArray[np.uint64], keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.int32]:
+        """Of each key the id, or -1."""
+    @property
+    def nbytes(self) -> int: ...
+
 class IndexDirectory(Directory):
     """The same without ARC, for tests."""
 

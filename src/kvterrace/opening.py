@@ -14,6 +14,7 @@ from kvterrace.errors import ConfigError
 from kvterrace.format.record import PAGE_NBYTES
 from kvterrace.io.base import IoEngine
 from kvterrace.io.probe import best_engine, choose
+from kvterrace.policy.directories import default_policy
 from kvterrace.shutdown import flush_at_exit
 from kvterrace.store import Store
 from kvterrace.tiers.directory import StoreDirectory, check_name
@@ -43,6 +44,9 @@ def open_store(
     up for room is a `Miss`. Its invalidations come the same way, so not at once; those of a reader concern its own
     process alone, and only until the block is written anew. What a reader puts stays in its own DRAM, is never written,
     and goes when that room is wanted; its `flush` owes the drive nothing: True once the puts under way have ended.
+
+    What leaves DRAM and the SSD for want of room is decided by the return-index policy of the extension module; without
+    that, least recently used first. `kvterrace doctor` says which.
 
     Each drive gets an I/O engine of the best kind that works here, or the kind that the environment variable
     KVTERRACE_ENGINE names: uring, native-posix or posix. `kvterrace doctor` says which, and why.
@@ -114,6 +118,7 @@ def open_store(
             writes=WritePolicy(after_s=write_behind_s),
             busy_after_s=busy_after_s,
             read_only=read_only,
+            make_policy=default_policy,
             recorder=recorder,
         )
     except BaseException:

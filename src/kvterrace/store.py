@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Self
 
@@ -28,6 +28,7 @@ from kvterrace.errors import KVTerraceError, StoreClosedError
 from kvterrace.handles import Match, Pin
 from kvterrace.io.base import IoClass, IoEngine, IoKind, IoRequest, IoResult
 from kvterrace.keys import KeyChain, Namespace
+from kvterrace.policy.eviction import EvictionPolicy
 from kvterrace.shutdown import closed
 from kvterrace.tiers.directory import StoreDirectory
 from kvterrace.types import GetOutcome, PutOutcome
@@ -60,6 +61,7 @@ class Store:
         segment_nbytes: int | None = None,
         background: bool = True,
         read_only: bool = False,
+        make_policy: Callable[[], EvictionPolicy] | None = None,
         recorder: Recorder | None = None,
     ) -> None:
         """For tests and embedders; see `open_store`. Takes over directories and engines.
@@ -74,6 +76,8 @@ class Store:
                 caller's.
             read_only: follow the process that writes the partition; `directory` and `more` are from
                 `StoreDirectory.view`, and `ssd_nbytes` and `segment_nbytes` mean nothing.
+            make_policy: makes the order of eviction of a tier; None: of DRAM least recently used first, of the SSD the
+                oldest.
             recorder: is told what the store does, and closed with it.
         """
         self._clock = clock
@@ -86,7 +90,9 @@ class Store:
         self._fine = False
         self._pid = os.getpid()
         if read_only:
-            mover = follow(drives, engine, clock, dram_nbytes=dram_nbytes, busy_after_s=busy_after_s)
+            mover = follow(
+                drives, engine, clock, dram_nbytes=dram_nbytes, busy_after_s=busy_after_s, make_policy=make_policy
+            )
         else:
             mover = lead(
                 drives,
@@ -97,6 +103,7 @@ class Store:
                 segment_nbytes=segment_nbytes,
                 writes=writes,
                 busy_after_s=busy_after_s,
+                make_policy=make_policy,
             )
         self._core = mover.core
         self._mover = mover

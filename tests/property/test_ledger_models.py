@@ -134,38 +134,34 @@ TestTree = TreeMachine.TestCase
 TestTree.settings = settings(max_examples=100, stateful_step_count=30)
 
 
+_ids = st.lists(st.integers(0, 8), max_size=6, unique=True)
 _steps = st.lists(
     st.one_of(
-        st.tuples(st.just("insert"), st.integers(0, 8)),
-        st.tuples(st.just("touch"), st.lists(st.integers(0, 8), max_size=4, unique=True)),
-        st.tuples(st.just("remove"), st.integers(0, 8)),
-        st.tuples(st.just("split"), st.integers(0, 8)),
+        st.tuples(st.just("request"), _ids),
+        st.tuples(st.just("forget"), _ids),
+        st.tuples(st.just("evict"), st.integers(0, 4)),
     ),
-    max_size=40,
+    max_size=60,
 )
 
 
 @given(_steps)
-@settings(max_examples=200)
+@settings(max_examples=300)
 def test_lru_is_a_list_from_the_least_to_the_most_recently_used(steps: list[tuple[str, object]]) -> None:
     policy = LruTailFirst()
     model: list[int] = []
-    fresh = 100
+    column = np.arange(9, dtype=np.uint64)
     for what, arg in steps:
-        if what == "insert" and isinstance(arg, int):
-            policy.insert(arg)
-            model = [run for run in model if run != arg] + [arg]
-        elif what == "touch" and isinstance(arg, list):
-            policy.touch(arg)  # leaf first, so that what they hang on is the youngest
-            for run in arg:
-                if run in model:
-                    model.remove(run)
-                    model.append(run)
-        elif what == "remove" and isinstance(arg, int):
-            policy.remove(arg)
-            model = [run for run in model if run != arg]
-        elif what == "split" and arg in model:
-            policy.split(arg, fresh)
-            model.insert(model.index(arg), fresh)
-            fresh += 1
-        assert list(policy.order()) == model
+        if what == "evict" and isinstance(arg, int):
+            assert policy.evict(arg, column).tolist() == model[:arg]
+            model = model[arg:]
+        elif isinstance(arg, list):
+            ids = np.array(arg, np.int32)
+            model = [one for one in model if one not in arg]
+            if what == "request":
+                assert len(policy.request(column, ids, column, 0.0, extend=False)) == 0
+                model += arg[::-1]  # what a block hangs on is younger than the block
+            else:
+                policy.forget(ids, column)
+        assert policy.inside(np.arange(9, dtype=np.int32), column).tolist() == [one in model for one in range(9)]
+    assert policy.evict(100, column).tolist() == model

@@ -8,6 +8,7 @@ import json
 import os
 import resource
 from collections import namedtuple
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from kvterrace.observe import machine
 from kvterrace.observe.machine import State, examine
 
 Space = namedtuple("Space", "f_bavail f_frsize")
+Named = namedtuple("Named", "name")
 
 
 @pytest.fixture(autouse=True)
@@ -28,10 +30,18 @@ def healthy(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without a fault, so that each test makes its own."""
     monkeypatch.setattr(probe, "choose", lambda: Choice("uring", "io_uring works here"))
     monkeypatch.setattr(checksum, "hardware", lambda: True)
+    monkeypatch.setattr(machine, "default_policy", partial(Named, "return-index"))
     monkeypatch.setattr(machine, "set_direct", lambda _: True)
     monkeypatch.setattr(os, "statvfs", lambda _: Space(1 << 20, 4096))
     monkeypatch.setattr("platform.release", lambda: "6.1.0-13-amd64")
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+
+def test_eviction_without_the_extension_module_is_a_note(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert found(tmp_path)["eviction"][0] is State.GOOD
+    monkeypatch.setattr(machine, "default_policy", partial(Named, "lru"))
+    state, remedy = found(tmp_path)["eviction"]
+    assert state is State.NOTE and "compiler" in remedy
 
 
 def found(folder: Path) -> dict[str, tuple[State, str]]:
@@ -42,7 +52,7 @@ def test_a_sound_machine_is_all_good(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["doctor", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0].split() for line in lines] == [
-        ["good", name] for name in ("kernel", "engine", "memlock", "crc32c", "direct_io", "free_space")
+        ["good", name] for name in ("kernel", "engine", "eviction", "memlock", "crc32c", "direct_io", "free_space")
     ]
     assert f"4,294,967,296 B are free at {tmp_path}" in lines[-1]
     assert list(tmp_path.iterdir()) == []

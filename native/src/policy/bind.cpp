@@ -66,6 +66,7 @@ void bind_policy(nb::module_& m) {
       .def_prop_ro("nbytes", &Directory::nbytes);
   bind_references(m);
   bind_return_index(m);
+  bind_key_map(m);
 }
 
 }  // namespace kvterrace

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 
 from kvterrace.engine.blocks import NOWHERE, BlockTable, DramState, Ids
 from kvterrace.engine.dealing import Dealing
 from kvterrace.engine.dirty import DirtyRuns
+from kvterrace.engine.slot_sizes import SlotSizes
 from kvterrace.engine.space import SegmentSpace, volumes_of
 from kvterrace.engine.tree import RunTree
 from kvterrace.types import Tier
@@ -19,22 +20,21 @@ __all__ = ["CopiesBelow"]
 class CopiesBelow:
     """The SSD tier's side of each block. Not thread-safe: the ledger's owner serialises."""
 
-    def __init__(
-        self, table: BlockTable, tree: RunTree, dirty: DirtyRuns, dealing: Dealing, slot_nbytes: Mapping[int, int]
-    ) -> None:
-        """`slot_nbytes`: size of a record by namespace."""
+    def __init__(self, table: BlockTable, tree: RunTree, dirty: DirtyRuns, dealing: Dealing, sizes: SlotSizes) -> None:
         self._table = table
         self._tree = tree
         self._dirty = dirty
-        self._slot_nbytes = slot_nbytes
+        self._sizes = sizes
         self.dealing = dealing
 
-    def owe(self, block: int, now_s: float) -> None:
-        """A block is ready and has no copy below: it is to be written, if it may; else it is `spent`."""
-        if self.dealing.may_store(self._table.key[block].tobytes()):
-            self._dirty.add(block, now_s)
-        else:
-            self._table.spent[block] = True
+    def owe(self, ids: Ids, now_s: float) -> None:
+        """Blocks are ready and have no copy below: they are to be written, if they may; else they are `spent`."""
+        table = self._table
+        if self.dealing.bars:
+            may = np.array([self.dealing.may_store(key.tobytes()) for key in table.key[ids]], np.bool_)
+            table.spent[ids[~may]] = True
+            ids = ids[may]
+        self._dirty.add(ids, now_s)
 
     def lost(self, block: int, now_s: float, *, segment: int | None = None, page: int = NOWHERE) -> None:
         """The SSD copy (if given: the one at that place; the block may have another by now) was found to be wrong or
@@ -46,17 +46,15 @@ class CopiesBelow:
             return
         self.lose(block)
         if self._table.state[block] == DramState.READY:
-            self.owe(block, now_s)
+            self.owe(np.array([block], np.int32), now_s)
 
     def bar(self, block: int) -> None:
         """The block may not be stored from now on: if it waits to be written, it does no longer."""
         table = self._table
         waits = table.state[block] == DramState.READY and table.segment[block] == NOWHERE and not table.spent[block]
         if waits and not table.writing[block]:
-            run = self._tree.run_of(block)
+            self._dirty.remove(np.array([block], np.int32))
             table.spent[block] = True
-            self._dirty.nbytes -= self._slot_nbytes[run.namespace]
-            self._dirty.settle(run)
 
     def spend(self, block: int) -> None:
         """The SSD copy makes room for others. What DRAM holds stays there until that room is wanted, and is not written
@@ -67,14 +65,16 @@ class CopiesBelow:
 
     def lose(self, block: int) -> None:
         """The copy of a block counts no longer."""
-        self.lose_all(np.array([block], np.int32), self._slot_nbytes[self._tree.run_of(block).namespace])
+        self.lose_all(np.array([block], np.int32))
 
-    def lose_all(self, ids: Ids, record_nbytes: int) -> None:
-        """The copies of these blocks, records of that many bytes, count no longer."""
-        for space, some in self.by_space(ids):
-            space.lose(self._table, some, record_nbytes, self._tree.used_s[self._table.run[some]])
-            if self._table.on_leave is not None:
-                self._table.on_leave(Tier.SSD, self._table.key[some].tobytes())
+    def lose_all(self, ids: Ids) -> None:
+        """The copies of these blocks count no longer."""
+        sizes = self._sizes.of(ids)
+        for nbytes in np.unique(sizes).tolist() if len(sizes) > 1 else sizes.tolist():
+            for space, some in self.by_space(ids[sizes == nbytes]):
+                space.lose(self._table, some, nbytes, self._tree.used_s[self._table.run[some]])
+        if self._table.on_leave is not None:
+            self._table.on_leave(Tier.SSD, self._table.key[ids].tobytes())
 
     def by_space(self, ids: Ids) -> Iterator[tuple[SegmentSpace, Ids]]:
         """The blocks of `ids` that have a copy below, by the volume that it is on."""

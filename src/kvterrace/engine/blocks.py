@@ -16,9 +16,10 @@ from kvterrace.format.record import PAGE_NBYTES
 from kvterrace.keys import KEY_NBYTES
 from kvterrace.types import Tier
 
-__all__ = ["NOWHERE", "BlockTable", "DramState", "Geometry", "Ids"]
+__all__ = ["NOWHERE", "BlockTable", "DramState", "Geometry", "Ids", "Keys"]
 
 Ids = npt.NDArray[np.int32]
+Keys = npt.NDArray[np.uint64]
 
 #: Value of `slot` and `segment` where a block has no copy there.
 NOWHERE = -1
@@ -65,6 +66,9 @@ class BlockTable:
         spent: in DRAM alone, and not to be written: the SSD tier has given its copy up to make room, or may not be
             given the block again. It leaves with its slot.
         awaited: prefetched, and not used since.
+        leaving: the eviction policy has let go of what DRAM holds of it; it stays until that room is wanted.
+        kept: the order of the SSD tier would keep the block there; see `SsdOrder`.
+        marked: scratch; False but within a call.
         score: decayed cumulative attention score.
     """
 
@@ -80,8 +84,14 @@ class BlockTable:
         ("writing", np.bool_, 0),
         ("spent", np.bool_, 0),
         ("awaited", np.bool_, 0),
+        ("leaving", np.bool_, 0),
+        ("kept", np.bool_, 0),
+        ("marked", np.bool_, 0),
         ("score", np.float32, 0),
     )
+
+    #: Columns of which a block that is no more may leave something behind; `release` wants the others at their start.
+    _STALE = tuple((name, start) for name, _, start in _COLUMNS if name in {"page", "put_seq", "spent", "score"})
 
     key: npt.NDArray[np.uint8]
     state: npt.NDArray[np.uint8]
@@ -95,6 +105,9 @@ class BlockTable:
     writing: npt.NDArray[np.bool_]
     spent: npt.NDArray[np.bool_]
     awaited: npt.NDArray[np.bool_]
+    leaving: npt.NDArray[np.bool_]
+    kept: npt.NDArray[np.bool_]
+    marked: npt.NDArray[np.bool_]
     score: npt.NDArray[np.float32]
 
     def __init__(self) -> None:
@@ -120,6 +133,20 @@ class BlockTable:
         return self.capacity - self._free_count
 
     @property
+    def words(self) -> Keys:
+        """The first eight bytes of each block's key."""
+        return self.key.view("<u8")[:, 0]
+
+    def by_run(self, ids: Ids) -> tuple[list[int], list[int]]:
+        """Numbers of the runs of these blocks in the order they come in, and how many of the blocks each has."""
+        runs = self.run[ids]
+        if len(runs) == 1 or (len(runs) and (runs == runs[0]).all()):
+            return [int(runs[0])], [len(runs)]
+        numbers, firsts, counts = np.unique(runs, return_index=True, return_counts=True)
+        order = np.argsort(firsts)
+        return numbers[order].tolist(), counts[order].tolist()
+
+    @property
     def nbytes(self) -> int:
         """Bytes that the table takes."""
         columns = [getattr(self, name) for name, _, _ in self._COLUMNS]
@@ -131,7 +158,7 @@ class BlockTable:
             self._grow(count - self._free_count)
         self._free_count -= count
         ids = self._free[self._free_count : self._free_count + count][::-1].copy()
-        for name, _, start in self._COLUMNS:
+        for name, start in self._STALE:
             getattr(self, name)[ids] = start
         for came in self._watched:
             came.append(ids)
@@ -160,6 +187,9 @@ class BlockTable:
         assert not self.users[ids].any() and not self.pins[ids].any(), "a block in use was released"
         assert (self.slot[ids] == NOWHERE).all() and (self.segment[ids] == NOWHERE).all(), (
             "a block with a copy was released"
+        )
+        assert not (self.leaving[ids] | self.awaited[ids] | self.writing[ids] | self.kept[ids]).any(), (
+            "a block in a list was released"
         )
         self.run[ids] = NOWHERE
         self._free[self._free_count : self._free_count + len(ids)] = ids

@@ -136,7 +136,7 @@ class Core:
         copy = StoreStats(**{name: getattr(stats, name) for name in StoreStats.__slots__})
         copy.blocks = int(np.count_nonzero((ledger.table.slot >= 0) | (ledger.table.segment >= 0)))
         copy.runs = len(ledger.tree)
-        copy.index_nbytes = ledger.table.nbytes
+        copy.index_nbytes = ledger.table.nbytes + ledger.policies_nbytes
         copy.dram_used_nbytes = ledger.dram.allocator.used_nbytes
         copy.dram_nbytes = ledger.dram.nbytes
         copy.dirty_nbytes = ledger.dirty.nbytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from kvterrace.engine.space import SegmentSpace
+from kvterrace.engine.space import SegmentSpace, any_block
 
 __all__ = ["Dealing"]
 
@@ -24,6 +24,11 @@ class Dealing:
     def can_write(self) -> bool:
         """Whether some volume takes writes."""
         return any(space.can_write for space in self.spaces)
+
+    @property
+    def bars(self) -> bool:
+        """Whether there may be a block that `may_store` says no of."""
+        return bool(self.spaces) and all(space.may_store is not any_block for space in self.spaces)
 
     def may_store(self, key: bytes) -> bool:
         """Whether the block of a key may be given to some volume; else it lives in DRAM alone."""

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from kvterrace.engine.blocks import NOWHERE, BlockTable, DramState, Ids
+from kvterrace.engine.slot_sizes import SlotSizes
 from kvterrace.engine.space import Segment, SegmentSpace
 from kvterrace.engine.tree import Run, RunTree
 
 __all__ = ["DirtyRuns", "WriteBatch", "WritePolicy"]
 
-#: Plain: comparing what NumPy holds with an enum member takes many times as long.
+#: Plain: to compare what NumPy holds with an enum member takes many times as long.
 _READY = int(DramState.READY)
+
+
 #: A run in use all the time is written this many times `WritePolicy.after_s` after it first held something to write.
 _MOST_WAITS = 10
 
@@ -52,40 +55,52 @@ class DirtyRuns:
         self,
         table: BlockTable,
         tree: RunTree,
-        slot_nbytes: Mapping[int, int],
+        sizes: SlotSizes,
         doomed: Callable[[Ids], npt.NDArray[np.bool_]],
     ) -> None:
-        """`slot_nbytes`: size of a record by namespace; `doomed(ids)`: which of them are not worth writing any more."""
+        """`doomed(ids)`: which of them are not worth writing any more."""
         self._table = table
         self._tree = tree
-        self._slot_nbytes = slot_nbytes
+        self._sizes = sizes
         self._doomed = doomed
         #: When each run, by number, first held a block without a copy below; oldest first.
         self.since_s: dict[int, float] = {}
         self._first_s: dict[int, float] = {}  # for each in `since_s`: the same, whether or not it was used since
+        self._counts: dict[int, int] = {}  # for each in `since_s`: how many such blocks it has
         #: Bytes of all such blocks.
         self.nbytes = 0
 
-    def add(self, block: int, now_s: float) -> None:
-        """`block` is ready and has no copy below."""
-        run = self._tree.run_of(block)
-        if run.number not in self.since_s:
-            self.since_s[run.number] = self._first_s[run.number] = now_s
-        self.nbytes += self._slot_nbytes[run.namespace]
+    def add(self, ids: Ids, now_s: float) -> None:
+        """These blocks are ready and have no copy below."""
+        if not len(ids):
+            return
+        for number, count in zip(*self._table.by_run(ids), strict=True):
+            if number not in self.since_s:
+                self.since_s[number] = self._first_s[number] = now_s
+                self._counts[number] = 0
+            self._counts[number] += count
+        self.nbytes += self._sizes.total(ids)
+
+    def remove(self, ids: Ids) -> None:
+        """These blocks were such, and are no longer."""
+        for number, count in zip(*self._table.by_run(ids), strict=True):
+            self._set_count(number, self._counts[number] - count)
+        self.nbytes -= self._sizes.total(ids)
 
     def split(self, head: Run, tail: Run) -> None:
         """`tail` was cut off `head`."""
         since_s = self.since_s.get(head.number)
         if since_s is not None:
+            count, in_tail = self._counts[head.number], int(np.count_nonzero(self.are(tail.ids)))
             self.since_s[tail.number] = since_s
             self._first_s[tail.number] = self._first_s[head.number]
-            self.settle(head)
-            self.settle(tail)
+            self._set_count(head.number, count - in_tail)
+            self._set_count(tail.number, in_tail)
 
-    def settle(self, run: Run) -> None:
-        """Take `run` off the list if nothing of it waits or is under way."""
-        if run.number in self.since_s and not self._is_dirty(int(run.ids[-1])) and not self._dirty(run.ids).any():
-            del self.since_s[run.number], self._first_s[run.number]
+    def _set_count(self, run: int, count: int) -> None:
+        self._counts[run] = count
+        if not count:
+            del self.since_s[run], self._first_s[run], self._counts[run]
 
     def hurry(self, ids: Ids) -> None:
         """Write the runs of these blocks next, used or not."""
@@ -99,7 +114,8 @@ class DirtyRuns:
         table = self._table
         return bool(table.state[block] == _READY and table.segment[block] == NOWHERE and not table.spent[block])
 
-    def _dirty(self, ids: Ids) -> npt.NDArray[np.bool_]:
+    def are(self, ids: Ids) -> npt.NDArray[np.bool_]:
+        """For each block, whether it is ready and has no copy below, and is not done with."""
         table = self._table
         dirty: npt.NDArray[np.bool_] = (
             (table.state[ids] == _READY) & (table.segment[ids] == NOWHERE) & ~table.spent[ids]
@@ -107,7 +123,7 @@ class DirtyRuns:
         return dirty
 
     def _wanted(self, run: Run) -> Ids:
-        found: Ids = run.ids[self._dirty(run.ids)]
+        found: Ids = run.ids[self.are(run.ids)]
         return found[~self._doomed(found)]
 
     def _waiting(self, run: Run) -> Ids:
@@ -134,7 +150,7 @@ class DirtyRuns:
         table, ids = self._table, space.first
         if not len(ids):
             return []
-        ids = ids[(table.run[ids] != NOWHERE) & self._dirty(ids) & ~table.writing[ids]]
+        ids = ids[(table.run[ids] != NOWHERE) & self.are(ids) & ~table.writing[ids]]
         return [block for block in ids[~self._doomed(ids)].tolist() if not refused(block)]
 
     def _in_order(self, run: Run, taken: set[int]) -> Iterator[int]:
@@ -166,7 +182,7 @@ class DirtyRuns:
         offset = nbytes = 0
         for block in self._first(space, refused):
             run = self._tree.run_of(block)
-            record_nbytes = self._slot_nbytes[run.namespace]
+            record_nbytes = self._sizes[run.namespace]
             if chosen and nbytes + record_nbytes > writes.batch_nbytes:
                 return WriteBatch(segment, offset, np.array(chosen, np.int32), nbytes)
             if not space.fits(segment, record_nbytes, run.namespace):
@@ -187,24 +203,20 @@ class DirtyRuns:
                 del self.since_s[number]  # used since: to be looked at again when it may be idle
                 self.since_s[number] = min(used_s, limit_s - writes.after_s)
                 continue
-            record_nbytes = self._slot_nbytes[run.namespace]
-            for block in self._in_order(run, taken):
-                if refused(block):
-                    continue
-                if chosen and nbytes + record_nbytes > writes.batch_nbytes:
-                    break
-                if not space.fits(segment, record_nbytes, run.namespace):
-                    space.open_is_full = True
-                    break
-                if not space.fits(segment, record_nbytes + space.kept_nbytes, run.namespace):
-                    break
-                at = space.place(segment, record_nbytes, run.namespace)
+            record_nbytes = self._sizes[run.namespace]
+            due = [block for block in self._in_order(run, taken) if not refused(block)]
+            room_nbytes = max(writes.batch_nbytes - nbytes, 0 if chosen else record_nbytes)
+            most = min(len(due), room_nbytes // record_nbytes)
+            fitting = space.fitting(segment, record_nbytes, run.namespace, most)
+            allowed = space.fitting(segment, record_nbytes, run.namespace, fitting, beside_nbytes=space.kept_nbytes)
+            if allowed:
+                at = space.place(segment, record_nbytes, run.namespace, count=allowed)
                 offset = offset or at
-                nbytes += record_nbytes
-                chosen.append(block)
-                taken.add(block)
-            else:
-                self._first_s[number] = max(self._first_s[number], now_s)
-                continue
-            break
+                nbytes += allowed * record_nbytes
+                chosen += due[:allowed]
+                taken.update(due[:allowed])
+            if allowed < len(due):
+                space.open_is_full = allowed == fitting < most
+                break
+            self._first_s[number] = max(self._first_s[number], now_s)
         return WriteBatch(segment, offset, np.array(chosen, np.int32), nbytes) if chosen else None

@@ -4,15 +4,17 @@ room.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
-from kvterrace.engine.blocks import NOWHERE, BlockTable, DramState, Ids
+from kvterrace.engine.blocks import NOWHERE, BlockTable, DramState, Ids, Keys
 from kvterrace.engine.extents import ExtentAllocator
-from kvterrace.engine.tree import Run, RunTree
+from kvterrace.engine.leaving import LeavingLine
+from kvterrace.engine.slot_sizes import SlotSizes
 from kvterrace.format.record import PAGE_NBYTES
 from kvterrace.policy.eviction import EvictionPolicy
 from kvterrace.policy.promotion import PromotionRule, SecondTouch
@@ -22,25 +24,31 @@ __all__ = ["AWAITED_S", "DramSpace"]
 
 #: What was prefetched stands back for no other prefetch, and is given up for others last, for this long.
 AWAITED_S = 10.0
-#: Plain: as in `reader`.
-_READY = int(DramState.READY)
-#: Runs that are looked at one by one for something to give up, before all are looked at at once.
-_RUNS_TRIED = 16
+#: The policy's capacity follows the size of the slots in steps of this share.
+_STEP = 1 / 32
+
+
+#: Plain: to compare what NumPy holds with an enum member takes many times as long, and so does looking it up.
+_READY, _EMPTY = int(DramState.READY), int(DramState.EMPTY)
+
+_Choice = Callable[[Ids], npt.NDArray[np.bool_]]
 
 
 class DramSpace:
     """Slots of the arena. A slot holds one whole record image, so that it can be written as it lies.
 
+    Of every block that has a slot, the policy says that it is inside, or the block is in the line of those that leave.
     Not thread-safe: the ledger's owner serialises.
     """
 
-    def __init__(self, nbytes: int, table: BlockTable, tree: RunTree, policy: EvictionPolicy) -> None:
+    def __init__(self, nbytes: int, table: BlockTable, sizes: SlotSizes, policy: EvictionPolicy) -> None:
         self.policy = policy
         self.promotion: PromotionRule = SecondTouch(nbytes)
         self.allocator = ExtentAllocator(nbytes)
+        self.line = LeavingLine(table)
         self._table = table
-        self._tree = tree
-        self._resident: npt.NDArray[np.int32] = np.zeros(0, np.int32)  # by run number: its blocks that have a slot
+        self._sizes = sizes
+        self._capacity = 0  # the policy's, in blocks
         #: Bytes of the slots that are READY.
         self.ready_nbytes = 0
         self._awaited: OrderedDict[int, float] = OrderedDict()  # block -> when it was prefetched, oldest first
@@ -50,9 +58,53 @@ class DramSpace:
         """Size of the arena."""
         return self.allocator.nbytes
 
-    def resident(self, run: int) -> int:
-        """How many blocks of a run have a slot."""
-        return int(self._resident[run]) if run < len(self._resident) else 0
+    @property
+    def index_nbytes(self) -> int:
+        """Memory that the order of eviction takes."""
+        return self.policy.nbytes + self.line.nbytes
+
+    # -- what the policy is told ---------------------------------------------------------------------------------------
+
+    def request(self, chain: Keys, ids: Ids, now_s: float, *, extend: bool) -> None:
+        """A prompt came; see `EvictionPolicy.request`."""
+        self._resize()
+        words = self._table.words
+        gone = self.policy.request(chain, ids, words, now_s, extend=extend)
+        self._step_in(ids)
+        gone = gone[self._table.slot[gone] != NOWHERE]
+        self.line.add(gone[~self._table.leaving[gone]])
+
+    def enter(self, ids: Ids) -> None:
+        """Blocks of the prompt that came last are there now; see `EvictionPolicy.enter`."""
+        self.policy.enter(ids, self._table.words)
+        self._step_in(ids)
+
+    def _step_in(self, ids: Ids) -> None:
+        """Those of these that are inside leave no longer."""
+        if len(self.line):
+            back = ids[self._table.leaving[ids]]
+            if len(back):
+                self.line.step_out(back[self.wants(back)])
+
+    def wants(self, ids: Ids) -> npt.NDArray[np.bool_]:
+        """For each block, whether the policy would have it here."""
+        return self.policy.inside(ids, self._table.words)
+
+    def gone(self, ids: Ids) -> None:
+        """These blocks, which have no slots, are forgotten."""
+        self.policy.forget(ids, self._table.words)
+
+    def _resize(self) -> None:
+        taken = len(self.allocator)
+        mean_nbytes = max(PAGE_NBYTES, self._sizes.mean_nbytes)
+        if len(self._sizes.geometries) > 1 and taken:
+            mean_nbytes = self.allocator.used_nbytes / taken
+        capacity = max(1, int(self.nbytes / mean_nbytes))
+        if self._capacity == 0 or abs(capacity - self._capacity) > _STEP * self._capacity:
+            self._capacity = capacity
+            self.policy.resize(capacity)
+
+    # -- slots ---------------------------------------------------------------------------------------------------------
 
     def keeps(self, ids: Ids, slot_nbytes: int) -> npt.NDArray[np.bool_]:
         """For each block that is read from below and needs no slot for that, whether it is to get one all the same. The
@@ -67,17 +119,14 @@ class DramSpace:
         assert state is not DramState.READY, "a slot is filled before it is ready"
         table.slot[ids] = np.array(offsets, np.int64) // PAGE_NBYTES
         table.state[ids] = state
-        self._fit()
-        for run, count in zip(*self._runs_of(ids), strict=True):
-            if not self._resident[run]:
-                self.policy.insert(run)
-            self._resident[run] += count
+        inside = self.wants(ids)
+        if not inside.all():
+            self.line.add(ids[~inside])
 
     def ready(self, ids: Ids) -> None:
-        """The slots of these blocks hold them now."""
+        """The slots of these blocks hold the blocks now."""
         self._table.state[ids] = _READY
-        size_of = self.allocator.size_of
-        self.ready_nbytes += sum([size_of(slot * PAGE_NBYTES) for slot in self._table.slot[ids].tolist()])
+        self.ready_nbytes += self._sizes.total(ids)
 
     @property
     def awaited(self) -> int:
@@ -86,7 +135,7 @@ class DramSpace:
 
     def expect(self, block: int, now_s: float) -> None:
         """`block`, which is ready, was prefetched: it is wanted soon."""
-        assert self._table.state[block] == DramState.READY
+        assert self._table.state[block] == _READY
         self._table.awaited[block] = True
         self._awaited[block] = now_s
         self._awaited.move_to_end(block)
@@ -107,114 +156,84 @@ class DramSpace:
             self._table.awaited[block] = False
             del self._awaited[block]
 
-    def free(self, block: int) -> None:
-        """Give the slot of `block` back. Nobody may be reading or filling it any more."""
-        self.free_all(np.array([block], np.int32))
-
-    def free_all(self, ids: Ids) -> None:
-        """As `free`, for many blocks."""
+    def free(self, ids: Ids) -> None:
+        """Give the slots of these blocks back. Nobody may be reading or filling them any more."""
         table = self._table
         self.used(ids)
         slots = table.slot[ids]
         assert (slots != NOWHERE).all(), "a slot was freed twice"
-        ready = table.state[ids] == DramState.READY
+        ready = table.state[ids] == _READY
         if table.on_leave is not None and ready.any():
             table.on_leave(Tier.DRAM, table.key[ids[ready]].tobytes())
-        for slot, counted in zip(slots.tolist(), ready.tolist(), strict=True):
-            if counted:
-                self.ready_nbytes -= self.allocator.size_of(slot * PAGE_NBYTES)
-            self.allocator.free(slot * PAGE_NBYTES)
+        self.ready_nbytes -= self._sizes.total(ids[ready])
+        self.allocator.free_all((slots.astype(np.int64) * PAGE_NBYTES).tolist())
         table.slot[ids] = NOWHERE
-        table.state[ids] = DramState.EMPTY
+        table.state[ids] = _EMPTY
         table.lost_copy(ids)
-        for run, count in zip(*self._runs_of(ids), strict=True):
-            self._resident[run] -= count
-            if not self._resident[run]:
-                self.policy.remove(run)
-
-    def _runs_of(self, ids: Ids) -> tuple[list[int], list[int]]:
-        """Numbers of the runs of these blocks in the order they come in, and how many blocks each has of these."""
-        runs = self._table.run[ids]
-        if len(runs) == 1 or (len(runs) and (runs == runs[0]).all()):
-            return [int(runs[0])], [len(runs)]
-        numbers, firsts, counts = np.unique(runs, return_index=True, return_counts=True)
-        order = np.argsort(firsts)
-        return numbers[order].tolist(), counts[order].tolist()
-
-    def split(self, head: Run, tail: Run) -> None:
-        """Tell the policy that `tail` was cut off `head`."""
-        before = self.resident(head.number)
-        if not before:
-            return
-        in_tail = int(np.count_nonzero(self._table.slot[tail.ids] != NOWHERE))
-        if in_tail:
-            self._fit()
-            self._resident[tail.number] = in_tail
-            self.policy.split(head.number, tail.number)
-        self._resident[head.number] = before - in_tail
-        if before == in_tail:
-            self.policy.remove(head.number)
-
-    def _fit(self) -> None:
-        more = self._tree.numbers - len(self._resident)
-        if more > 0:
-            self._resident = np.concatenate([self._resident, np.zeros(more + len(self._resident) // 4, np.int32)])
+        self.line.step_out(ids)
+        self.policy.forget(ids, table.words)
 
     def offset(self, block: int) -> int:
         """Byte offset of the slot of `block` in the arena."""
         return int(self._table.slot[block]) * PAGE_NBYTES
 
-    def victims(
-        self,
-        nbytes: int,
-        slot_nbytes: dict[int, int],
-        *,
-        droppable: bool,
-        awaited: bool = True,
-        keep: Collection[int] = (),
-    ) -> Ids:
-        """Blocks to give up for `nbytes` of room, in the policy's order, tails first; fewer if there are no more.
+    # -- what goes -----------------------------------------------------------------------------------------------------
+
+    def victims(self, nbytes: int, *, droppable: bool, awaited: bool = True, keep: Ids | None = None) -> Ids:
+        """Blocks to give up for `nbytes` of room, in the policy's order; fewer if there are no more.
 
         A block goes if nobody uses or pins it, and a copy of it is below or the tier below is done with it; if
-        `droppable`, also if this is its last copy. In the runs `keep` no last copy goes, and unless `awaited`, nothing
-        that was prefetched and not used yet. The order brings what hangs on a block before the block itself.
-        `slot_nbytes` gives a slot's size by namespace number.
+        `droppable`, also if this is its last copy. Of the blocks `keep` no last copy goes, and unless `awaited`,
+        nothing that was prefetched and not used yet. What is not given up after all belongs back into `line`.
         """
-        chosen: list[Ids] = []
-        promising: set[int] | None = None
-        for tried, number in enumerate(self.policy.order()):
-            if tried == _RUNS_TRIED:
-                promising = self._with_victims(droppable=droppable, awaited=awaited)
-                if not promising:
-                    break
-            if promising is not None and number not in promising:
-                continue
-            run = self._tree.run(number)
-            ids = run.ids[::-1]
-            found = ids[self._may_go(ids, droppable=droppable, awaited=awaited, kept=number in keep)]
-            if not len(found):
-                continue
-            enough = -(-nbytes // slot_nbytes[run.namespace])
-            chosen.append(found[:enough])
-            nbytes -= len(chosen[-1]) * slot_nbytes[run.namespace]
-            if nbytes <= 0:
-                break
-        return np.concatenate(chosen) if chosen else np.zeros(0, np.int32)
+        marked = self._table.marked
+        if keep is not None:
+            marked[keep] = True
+        try:
+            return self._victims(nbytes, lambda ids: self._may_go(ids, droppable=droppable, awaited=awaited))
+        finally:
+            if keep is not None:
+                marked[keep] = False
 
-    def _may_go(self, ids: Ids, *, droppable: bool, awaited: bool, kept: bool) -> npt.NDArray[np.bool_]:
+    def _victims(self, nbytes: int, may_go: _Choice) -> Ids:
+        table, words = self._table, self._table.words
+        asked, count = 0, math.ceil(nbytes / max(PAGE_NBYTES, self._sizes.mean_nbytes))
+        chosen, missing = self.line.take(nbytes, self._sizes.of, may_go, count=count)
+        while missing > 0:
+            if asked == 1:  # more has to leave than was asked for: is there anything that may go?
+                left = self._all_that_may_go(may_go)
+                if np.isin(left, chosen).all():
+                    break
+            more = self.policy.evict(count, words)
+            if not len(more):  # two blocks of one short key: the policy knows but one of them
+                left = self._all_that_may_go(may_go)
+                more = left[~np.isin(left, chosen)]
+                if not len(more):
+                    break
+            self.line.add(more[(table.slot[more] != NOWHERE) & ~table.leaving[more]])
+            found, missing = self.line.take(missing, self._sizes.of, may_go, count=count)
+            chosen = np.concatenate([chosen, found])
+            asked, count = asked + 1, 2 * count
+        return chosen
+
+    def all_idle(self) -> Ids:
+        """Every block that has a slot and a copy below, or none to come, and is neither used nor pinned."""
+        return self._all_that_may_go(lambda ids: self._may_go(ids, droppable=False, awaited=True))
+
+    def _all_that_may_go(self, may_go: _Choice) -> Ids:
+        """One pass over the table."""
+        ready: Ids = np.flatnonzero(self._table.state == _READY).astype(np.int32)
+        return ready[may_go(ready)]
+
+    def _may_go(self, ids: Ids, *, droppable: bool, awaited: bool) -> npt.NDArray[np.bool_]:
+        """Those that are `marked` are kept."""
         table = self._table
-        goes: npt.NDArray[np.bool_] = (table.state[ids] == DramState.READY) & ~table.writing[ids]
-        goes &= (table.users[ids] == 0) & (table.pins[ids] == 0)
+        goes: npt.NDArray[np.bool_] = (table.state[ids] == _READY) & ~table.writing[ids]
+        goes &= (table.users[ids] | table.pins[ids]) == 0
         if not awaited:
             goes &= ~table.awaited[ids]
-        if kept:
-            goes &= table.segment[ids] != NOWHERE
-        elif not droppable:
+        if not droppable:
             goes &= (table.segment[ids] != NOWHERE) | table.spent[ids]
+        elif (kept := table.marked[ids]).any():
+            goes &= (table.segment[ids] != NOWHERE) | ~kept
         return goes
-
-    def _with_victims(self, *, droppable: bool, awaited: bool) -> set[int]:
-        """Runs that have a block to give up: one pass over the table, where many runs have none."""
-        ready: Ids = np.flatnonzero(self._table.state == DramState.READY).astype(np.int32)
-        runs = self._table.run[ready[self._may_go(ready, droppable=droppable, awaited=awaited, kept=False)]]
-        return set(np.unique(runs).tolist())

@@ -91,7 +91,7 @@ class Filler:
         core = self._core
         assert transfer.chain is not None
         known = core.ledger.find(transfer.chain, transfer.start)
-        core.ledger.touch(transfer.chain, len(known), core.clock.monotonic_s())
+        core.ledger.touch(transfer.chain, len(known), core.clock.monotonic_s(), put=True)
         self._waiting.append(_Queued(transfer, transfer.start, transfer.stop))
 
     def invalidate(self, chain: KeyChain, start: int) -> None:
@@ -166,8 +166,9 @@ class Filler:
             for more, block in enumerate(ids.tolist()):
                 fills.append(self._fill(transfer, one.index + more, block, first + more, created_unix_ns))
             one.index += len(ids)
+            if ledger.turned_away and one.index < one.stop:
+                one.give_up(Rejected("DRAM, the only tier, holds what is likelier to be wanted again"))
             break
-        ledger.touch(chain, one.index, now_s)
         requests = [
             IoRequest(IoKind.CALL, IoClass.PREFETCH, finish=_filling(group), tag=self._on_filled(group))
             for group in (fills[at : at + _FILL_BLOCKS] for at in range(0, len(fills), _FILL_BLOCKS))
@@ -213,7 +214,7 @@ class Filler:
                 else:
                     core.ledger.undo(one.block)  # given up before it was copied: settled already. Or the copy failed
                     one.transfer.settle(one.index, Rejected(f"the caller's buffer could not be read: {result.crash!r}"))
-            core.ledger.let_go_all(ids[::-1])
+            core.ledger.let_go_all(ids)
 
         return on_result
 

@@ -6,9 +6,11 @@ import numpy as np
 import numpy.typing as npt
 
 from kvterrace.engine.below import CopiesBelow
-from kvterrace.engine.blocks import NOWHERE, BlockTable, DramState, Ids
+from kvterrace.engine.blocks import NOWHERE, BlockTable, Ids
 from kvterrace.engine.dirty import DirtyRuns
 from kvterrace.engine.dram import DramSpace
+from kvterrace.engine.slot_sizes import SlotSizes
+from kvterrace.engine.ssd_order import SsdOrder
 from kvterrace.engine.tree import Run, RunTree
 from kvterrace.keys import KEY_NBYTES, KeyChain
 
@@ -24,27 +26,25 @@ class GivingUp:
         tree: RunTree,
         dram: DramSpace,
         dirty: DirtyRuns,
-        slot_nbytes: dict[int, int],
+        sizes: SlotSizes,
         below: CopiesBelow,
         *,
         scored_s: dict[int, float],
     ) -> None:
-        """
-        Args:
-            slot_nbytes: size of a slot by namespace.
-            scored_s: has no entry for a run that is forgotten.
-        """
+        """`scored_s` has no entry for a run that is forgotten."""
         self._table = table
         self._tree = tree
         self._dram = dram
         self._dirty = dirty
-        self._slot_nbytes = slot_nbytes
+        self._sizes = sizes
         self._scored_s = scored_s
         self._below = below
         #: Blocks that were invalidated while in use: given up at the last release.
         self.doomed: set[int] = set()
         #: Blocks that were given up though nobody asked for it.
         self.dropped_blocks = 0
+        #: Of the tier below, where it has one.
+        self.ssd_order: SsdOrder | None = None
 
     def are_doomed(self, ids: Ids) -> npt.NDArray[np.bool_]:
         """For each block, whether it was invalidated and only waits for its users to end."""
@@ -71,9 +71,7 @@ class GivingUp:
         table = self._table
         if self.doomed and block in self.doomed and not table.pins[block] and not table.users[block]:
             self.doomed.discard(block)
-            run = self._tree.run_of(block)
-            self._drop_copies(np.array([block], np.int32), self._slot_nbytes[run.namespace])
-            self._dirty.settle(run)
+            self._drop_copies(np.array([block], np.int32))
         if table.slot[block] == NOWHERE and table.segment[block] == NOWHERE:
             self._prune(self._tree.run_of(block))
 
@@ -105,10 +103,8 @@ class GivingUp:
         if self._table.users[block] or self._table.pins[block]:
             self.doomed.add(block)
             return
-        run = self._tree.run_of(block)
-        self._drop_copies(np.array([block], np.int32), self._slot_nbytes[run.namespace])
-        self._dirty.settle(run)
-        self._prune(run)
+        self._drop_copies(np.array([block], np.int32))
+        self._prune(self._tree.run_of(block))
 
     def forget(self, block: int) -> None:
         """Drop a block and all that hangs on it, except what is in use or pinned."""
@@ -117,10 +113,63 @@ class GivingUp:
 
     def leave_gap(self, block: int) -> None:
         """Drop an idle block. What hangs on it stays, and is found again once the block was put again."""
-        run = self._tree.run_of(block)
-        self.dropped_blocks += self._drop_copies(np.array([block], np.int32), self._slot_nbytes[run.namespace])
-        self._dirty.settle(run)
-        self._prune(run)
+        self.dropped_blocks += self._drop_copies(np.array([block], np.int32))
+        self._prune(self._tree.run_of(block))
+
+    def drop_all(self, ids: Ids) -> Ids:
+        """Drop those of these idle blocks on which nothing hangs but others of them; the rest is returned, in order."""
+        table, tree = self._table, self._tree
+        numbers, counts = table.by_run(ids)
+        runs = [(tree.run(number), count) for number, count in zip(numbers, counts, strict=True)]
+        runs.sort(key=lambda one: -one[0].depth)  # what hangs on a run before the run
+        table.marked[ids] = True
+        going: list[Ids] = []
+        whole: set[int] = set()
+        cut: list[tuple[Run, int]] = []
+        for run, count in runs:
+            tail = run.ids[len(run) - count :]
+            if table.marked[tail].all() and all(child.number in whole for child in run.children):
+                going.append(tail)
+                cut.append((run, len(run) - count))
+                if count == len(run):
+                    whole.add(run.number)
+        if going:
+            gone = going[0] if len(going) == 1 else np.concatenate(going)
+            table.marked[gone] = False
+            self.dropped_blocks += self._drop_copies(gone)
+            self._cut(cut, gone)
+        rest = ids[table.marked[ids]]
+        table.marked[rest] = False
+        return rest
+
+    def cut(self, run: Run, count: int) -> None:
+        """Forget the last blocks of a run, which are new and have no copies."""
+        keep = len(run) - count
+        self._cut([(run, keep)], run.ids[keep:].copy())
+
+    def _cut(self, runs: list[tuple[Run, int]], gone: Ids) -> None:
+        """Forget `gone`: of each run what is behind its first so many blocks. What hangs on a run comes before it."""
+        ends: list[Run] = []
+        for run, keep in runs:
+            if keep:
+                ends.append(run)
+            elif run.parent is not None:
+                ends.append(run.parent)
+            self._tree.trim(run, keep)
+            if not keep:
+                self._scored_s.pop(run.number, None)
+        self._release(gone)
+        lasts = np.array([int(run.ids[-1]) if len(run) else NOWHERE for run in ends], np.int32)
+        loose = (lasts != NOWHERE) & (self._table.slot[lasts] == NOWHERE) & (self._table.segment[lasts] == NOWHERE)
+        for at in np.flatnonzero(loose).tolist():
+            self._prune(ends[at])
+
+    def _release(self, ids: Ids) -> None:
+        self.doomed.difference_update(ids.tolist() if self.doomed else ())
+        self._dram.gone(ids)
+        if self.ssd_order is not None:
+            self.ssd_order.gone(ids)
+        self._table.release(ids)
 
     def _forget(self, run: Run, at: int, *, dropping: bool = True) -> None:
         """Give up the blocks of `run` from `at` on and all that hangs on them, except what is in use or pinned."""
@@ -128,24 +177,23 @@ class GivingUp:
         lost = [run.ids[at:][::-1], *(child.ids[::-1] for child in below)]
         for ids in lost:
             free = (self._table.users[ids] == 0) & (self._table.pins[ids] == 0)
-            dropped = self._drop_copies(ids[free], self._slot_nbytes[run.namespace])
+            dropped = self._drop_copies(ids[free])
             self.dropped_blocks += dropped if dropping else 0
-        for one in (run, *below):
-            self._dirty.settle(one)
         for child in reversed(below):
             self._prune(child)
         self._prune(run)
 
-    def _drop_copies(self, ids: Ids, record_nbytes: int) -> int:
-        """Give up every copy of blocks of one namespace; of how many there was one."""
+    def _drop_copies(self, ids: Ids) -> int:
+        """Give up every copy of these blocks; of how many there was one."""
         table = self._table
         slot, below = table.slot[ids] != NOWHERE, table.segment[ids] != NOWHERE
-        dirty = (table.state[ids] == DramState.READY) & ~below & ~table.spent[ids]
-        self._dirty.nbytes -= record_nbytes * int(np.count_nonzero(dirty))
+        dirty = ids[self._dirty.are(ids)]
+        if len(dirty):
+            self._dirty.remove(dirty)
         if below.any():
-            self._below.lose_all(ids[below], record_nbytes)
+            self._below.lose_all(ids[below])
         if slot.any():
-            self._dram.free_all(ids[slot])
+            self._dram.free(ids[slot])
         table.spent[ids] = False
         return int(np.count_nonzero(slot | below))
 
@@ -158,13 +206,9 @@ class GivingUp:
                 return
             parent, whole = at.parent, gone == len(at)
             if whole:
-                self._dirty.since_s.pop(at.number, None)
                 self._scored_s.pop(at.number, None)
-            freed = self._tree.trim(at, len(at) - gone)
-            self.doomed.difference_update(freed.tolist())
-            self._table.release(freed)
+            self._release(self._tree.trim(at, len(at) - gone))
             if not whole:
-                self._dirty.settle(at)
                 return
             at = parent
 

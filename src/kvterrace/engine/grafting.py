@@ -128,10 +128,7 @@ class Grafts:
         """
         ledger, table = self._ledger, self._ledger.table
         ids = segment.live_ids(table)
-        sizes = {
-            run: ledger.geometries[ledger.tree.run(run).namespace].record_nbytes
-            for run in np.unique(table.run[ids]).tolist()
-        }
+        sizes = {run: ledger.sizes[ledger.tree.run(run).namespace] for run in np.unique(table.run[ids]).tolist()}
         starts = table.page[ids].astype(np.int64) * PAGE_NBYTES
         ends = starts + np.array([sizes[run] for run in table.run[ids].tolist()], np.int64)
         bad = np.zeros(len(ids), bool)

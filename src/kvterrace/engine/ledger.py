@@ -7,7 +7,6 @@ anything. Production, replay and simulation drive the same ledger. Not thread-sa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +18,11 @@ from kvterrace.engine.dirty import DirtyRuns, WriteBatch, WritePolicy
 from kvterrace.engine.dram import DramSpace
 from kvterrace.engine.giving_up import GivingUp
 from kvterrace.engine.room import DramRoom
+from kvterrace.engine.slot_sizes import SlotSizes
 from kvterrace.engine.space import SegmentSpace, volume_of
-from kvterrace.engine.tree import Run, RunTree
+from kvterrace.engine.ssd_order import SsdOrder
+from kvterrace.engine.tree import Run, RunTree, Step, ids_of
+from kvterrace.engine.turns import OpenTurns
 from kvterrace.format.record import PAGE_NBYTES
 from kvterrace.keys import KEY_NBYTES, KeyChain
 from kvterrace.policy.eviction import EvictionPolicy, LruTailFirst
@@ -34,6 +36,9 @@ _TIERS = np.array([Tier.SSD, Tier.DRAM], dtype=object)
 
 __all__ = ["SCORE_HALF_LIFE_S", "Geometry", "Ledger"]
 
+#: Plain: to compare what NumPy holds with an enum member takes many times as long.
+_READY, _EMPTY = int(DramState.READY), int(DramState.EMPTY)
+
 
 class Ledger:
     """State of one partition. `dram_nbytes` may be small but not 0; `space` is the room of each volume of the SSD tier,
@@ -46,25 +51,33 @@ class Ledger:
         space: SegmentSpace | Sequence[SegmentSpace] | None,
         *,
         policy: EvictionPolicy | None = None,
+        ssd_policy: EvictionPolicy | None = None,
         writes: WritePolicy | None = None,
     ) -> None:
         self.table = BlockTable()
         self.tree = RunTree(self.table)
-        self.dram = DramSpace(dram_nbytes, self.table, self.tree, policy or LruTailFirst())
+        self.sizes = SlotSizes(self.tree)
+        self.dram = DramSpace(dram_nbytes, self.table, self.sizes, policy or LruTailFirst())
         if space is None or isinstance(space, SegmentSpace):
             space = () if space is None else (space,)
         self.spaces = tuple(space)
         self.dealing = Dealing(self.spaces, self.key_of)
         self.writes = writes or WritePolicy()
-        self.geometries: dict[int, Geometry] = {}
         self.next_put_seq = 1
-        self._slot_nbytes: dict[int, int] = {}
-        self.dirty = DirtyRuns(self.table, self.tree, self._slot_nbytes, self.doomed)
+        #: Blocks that the last `begin_put` left out because DRAM alone holds what is likelier to be wanted again.
+        self.turned_away = 0
+        self._turns = OpenTurns()
+        self.dirty = DirtyRuns(self.table, self.tree, self.sizes, self.doomed)
         self._scored_s: dict[int, float] = {}  # run number -> when its scores were last brought up to date
-        self._below = CopiesBelow(self.table, self.tree, self.dirty, self.dealing, self._slot_nbytes)
-        parts = self.table, self.tree, self.dram, self.dirty, self._slot_nbytes, self._below
+        self._below = CopiesBelow(self.table, self.tree, self.dirty, self.dealing, self.sizes)
+        parts = self.table, self.tree, self.dram, self.dirty, self.sizes, self._below
         self._giving_up = GivingUp(*parts, scored_s=self._scored_s)
         self._room = DramRoom(*parts, self._giving_up)
+        #: What the SSD tier would keep; None: its order is that of age.
+        self.ssd_order: SsdOrder | None = None
+        if ssd_policy is not None and self.spaces:
+            self.ssd_order = SsdOrder(self.table, self.sizes, self._below, ssd_policy)
+            self._giving_up.ssd_order = self.ssd_order
 
     @property
     def space(self) -> SegmentSpace | None:
@@ -85,27 +98,26 @@ class Ledger:
         """Whether some volume takes writes."""
         return self.dealing.can_write
 
+    @property
+    def policies_nbytes(self) -> int:
+        """Memory that the orders of eviction take."""
+        below = 0 if self.ssd_order is None else self.ssd_order.policy.nbytes
+        return self.dram.index_nbytes + below
+
     # -- what there is -------------------------------------------------------------------------------------------------
 
     def add_namespace(self, number: int, geometry: Geometry, digest: bytes) -> None:
         """Sizes for namespace `number`, whose chains carry `digest`; before any of its blocks."""
         self.tree.name(number, digest)
-        self.geometries[number] = geometry
-        self._slot_nbytes[number] = geometry.record_nbytes
+        self.sizes.add(number, geometry)
 
     def find(self, chain: KeyChain, stop: int | None = None) -> Ids:
         """Ids of the blocks of `chain` that the index knows, from the first on; some may have no copy at the moment."""
-        steps = self.tree.walk(chain, stop)
-        if not steps:
-            return np.zeros(0, np.int32)
-        if len(steps) == 1:
-            return steps[0][0].ids[: steps[0][1]]
-        last, count = steps[-1]  # of all before it, the chain shares the whole run
-        return np.concatenate([*(run.ids for run, _ in steps[:-1]), last.ids[:count]])
+        return ids_of(self.tree.walk(chain, stop))
 
     def on_ladder(self, ids: Ids) -> npt.NDArray[np.bool_]:
         """For each block, whether it has a copy, or one on its way into DRAM, and was not invalidated."""
-        there: npt.NDArray[np.bool_] = (self.table.state[ids] != DramState.EMPTY) | (self.table.segment[ids] != NOWHERE)
+        there: npt.NDArray[np.bool_] = (self.table.state[ids] != _EMPTY) | (self.table.segment[ids] != NOWHERE)
         if self.doomed_blocks:
             there &= ~self.doomed(ids)
         return there
@@ -121,7 +133,7 @@ class Ledger:
 
     def resident(self, ids: Ids) -> list[Tier]:
         """Tier of each block, cut before the first without a copy: what `match` answers for a chain."""
-        ready = self.table.state[ids] == DramState.READY
+        ready = self.table.state[ids] == _READY
         there = ready | (self.table.segment[ids] != NOWHERE)
         if self.doomed_blocks:
             there &= ~self.doomed(ids)
@@ -135,15 +147,32 @@ class Ledger:
 
     def geometry_of(self, block: int) -> Geometry:
         """Sizes of the record of a block."""
-        return self.geometries[self.run_of(block).namespace]
+        return self.sizes.geometries[self.run_of(block).namespace]
 
     # -- use -----------------------------------------------------------------------------------------------------------
 
-    def touch(self, chain: KeyChain, stop: int, now_s: float) -> None:
-        """The first `stop` blocks of `chain` were used now, and so was all that they hang on."""
+    def touch(self, chain: KeyChain, stop: int, now_s: float, *, put: bool = False) -> None:
+        """The first `stop` blocks of `chain` were used now, and so was all that they hang on. `put`: to put what comes
+        behind them; where they were touched last by who got them, that is one turn.
+        """
         steps = self.tree.walk(chain, stop)
         if not steps:
             return
+        ids = ids_of(steps)
+        self._mark_used(steps, now_s)
+        if not put or not self._turns.has_told(chain, len(chain), now_s):
+            extend = put and self._turns.has_begun(chain, len(ids), now_s)
+            self._request(chain, len(chain), ids, now_s, extend=extend)
+
+    def _request(self, chain: KeyChain, stop: int, ids: Ids, now_s: float, *, extend: bool) -> None:
+        words = np.frombuffer(chain.data, np.uint64, stop * KEY_NBYTES // 8)[:: KEY_NBYTES // 8].copy()
+        self.dram.request(words, ids, now_s, extend=extend)
+        if self.ssd_order is not None:
+            self.ssd_order.request(words, ids, now_s, extend=extend)
+        self._turns.begin(chain, stop, len(ids), now_s)
+
+    def _mark_used(self, steps: list[Step], now_s: float) -> None:
+        """The runs of a walk were used now. The last is cut where the walk ends."""
         run, count = steps[-1]
         if count < len(run):
             self._split(run, count)
@@ -153,7 +182,6 @@ class Ledger:
             for space, some in self._below.by_space(ids):
                 space.touch(self.table, some, used_s[self.table.run[some]], now_s)
         used_s[[run.number for run, _ in steps]] = now_s
-        self.dram.policy.touch(run.number for run, _ in reversed(steps))
 
     def add_scores(self, chain: KeyChain, scores: np.ndarray, now_s: float) -> None:
         """Add attention scores to the blocks of `chain` that the index knows; what they had before has decayed to
@@ -169,7 +197,6 @@ class Ledger:
 
     def _split(self, run: Run, at: int) -> None:
         tail = self.tree.split(run, at)
-        self.dram.split(run, tail)
         if run.number in self._scored_s:
             self._scored_s[tail.number] = self._scored_s[run.number]
         self.dirty.split(run, tail)
@@ -180,11 +207,11 @@ class Ledger:
 
     def let_go(self, block: int) -> None:
         """One use of a block has ended."""
-        self._giving_up.let_go(np.array([block], np.int32))
+        self.let_go_all(np.array([block], np.int32))
 
     def let_go_all(self, ids: Ids) -> None:
-        """As `let_go`, for blocks of which no two are the same."""
-        self._giving_up.let_go(ids)
+        """One use of each of these blocks, no two of them the same and in chain order, has ended."""
+        self._giving_up.let_go(ids[::-1])
 
     def pin(self, ids: Ids) -> None:
         """Active KV: none of these blocks is evicted or dropped until `unpin`."""
@@ -210,7 +237,7 @@ class Ledger:
 
     def reserve_extent(self, nbytes: int) -> int | None:
         """A piece of the arena that belongs to no block (staging), or None. Give it back with `dram.allocator.free`."""
-        offsets = self._room.extents(nbytes, 1, last_copies=True, keep=())
+        offsets = self._room.extents(nbytes, 1, last_copies=True)
         return offsets[0] if offsets else None
 
     def drop_for(self, ids: Ids) -> None:
@@ -227,31 +254,34 @@ class Ledger:
         self, chain: KeyChain, at: int, stop: int, *, namespace: int, sequence: bytes, now_s: float
     ) -> tuple[Ids, int]:
         """New blocks for `chain`, of which the index knows the first `at` blocks and no more: up to block `stop`, as
-        many as there is room for.
+        many as there is room for. The whole chain, up to the last of them, was used now.
 
         Each has a slot to be filled and is held. Returns their ids and the put-sequence number of the first; those of
-        the others follow.
+        the others follow. See `turned_away`.
         """
-        keep = {run.number for run, _ in self.tree.walk(chain, at)}
-        offsets = self._room.extents(self._slot_nbytes[namespace], stop - at, last_copies=True, keep=keep)
-        if not offsets:
+        nbytes = self.sizes[namespace]
+        if self._room.is_stuck(nbytes):
             return np.zeros(0, np.int32), 0
-        stop = at + len(offsets)
-        ids = self._append(chain, at, stop, namespace=namespace, sequence=sequence, now_s=now_s)
-        self.dram.take(ids, offsets, DramState.FILLING)
-        self.hold(ids)
-        return ids, self._number(ids)
-
-    def insert(self, chain: KeyChain, index: int, *, namespace: int, sequence: bytes, now_s: float) -> int | None:
-        """The block `index` of `chain`, new if the index does not know it; None if the block before it is unknown. For
-        who fills one by one (replay, simulation); see `begin_put`.
-        """
-        known = self.find(chain, index + 1)
-        if len(known) > index:
-            return int(known[index])
-        if len(known) < index:
-            return None
-        return int(self._append(chain, index, index + 1, namespace=namespace, sequence=sequence, now_s=now_s)[0])
+        steps = self.tree.walk(chain, at)
+        above = ids_of(steps)
+        run, ids = self._append(steps, chain, at, stop, namespace=namespace, sequence=sequence, now_s=now_s)
+        if not self._turns.has_told(chain, stop, now_s):
+            self._request(chain, stop, above, now_s, extend=self._turns.has_begun(chain, at, now_s))
+        whole = np.concatenate([above, ids])
+        self.dram.enter(whole)
+        if self.ssd_order is not None:
+            self.ssd_order.enter(whole)
+        offsets, self.turned_away = self._room.slots_for_new(ids, nbytes, above)
+        taken, first = ids[: len(offsets)], 0
+        if offsets:
+            self.dram.take(taken, offsets, DramState.FILLING)
+            self.hold(taken)
+            first = self._number(taken)
+        if len(taken) < len(ids):
+            self._giving_up.cut(run, len(ids) - len(taken))
+        if len(taken) + self.turned_away == len(ids):
+            self._turns.end(chain, stop, at)
+        return taken, first
 
     def begin_fill(self, block: int) -> int | None:
         """Give a known block without a copy a slot for a put to fill; returns its put-sequence number, or None if there
@@ -261,17 +291,19 @@ class Ledger:
             return None
         return self._number(np.array([block], np.int32))
 
-    def _append(self, chain: KeyChain, at: int, stop: int, *, namespace: int, sequence: bytes, now_s: float) -> Ids:
-        """Blocks `at..stop` of `chain`, of which the index knows the first `at` and no more."""
+    def _append(
+        self, steps: list[Step], chain: KeyChain, at: int, stop: int, *, namespace: int, sequence: bytes, now_s: float
+    ) -> tuple[Run, Ids]:
+        """Blocks `at..stop` of `chain`, of which the index knows the first `at` and no more: where `steps` lead. These
+        count as used now.
+        """
         parent: Run | None = None
-        if at:
-            steps = self.tree.walk(chain, at)
-            parent, count = steps[-1]
+        if steps:
+            parent = steps[-1][0]
             assert sum(step[1] for step in steps) == at, "what new blocks hang on is not there"
-            if count < len(parent):
-                self._split(parent, count)
+            self._mark_used(steps, now_s)
         keys = chain.data[at * KEY_NBYTES : stop * KEY_NBYTES]
-        return self.tree.append(parent, keys, namespace=namespace, sequence=sequence, depth=at, now_s=now_s)[1]
+        return self.tree.append(parent, keys, namespace=namespace, sequence=sequence, depth=at, now_s=now_s)
 
     def _number(self, ids: Ids) -> int:
         """Give blocks their put-sequence numbers; returns the first."""
@@ -281,25 +313,26 @@ class Ledger:
         return first
 
     def filled(self, block: int, now_s: float) -> None:
-        """A put has filled the slot: the block is ready, and has no copy below."""
+        """As `filled_all`, of one block."""
         self.filled_all(np.array([block], np.int32), now_s)
 
     def filled_all(self, ids: Ids, now_s: float) -> None:
-        """As `filled`, for many blocks."""
+        """A put has filled the slots: the blocks are ready, and have no copies below."""
         self.dram.ready(ids)
-        for block in ids.tolist():
-            self._below.owe(block, now_s)
+        self._below.owe(ids, now_s)
 
     def undo(self, block: int) -> None:
         """A put or a read did not fill the slot after all: give it back. The caller still holds the block."""
         assert self.table.state[block] in (DramState.FILLING, DramState.READING) and self.table.users[block] > 0
-        self.dram.free(block)
+        self.dram.free(np.array([block], np.int32))
 
     def landed(self, ids: Ids) -> None:
-        """Reads have filled the slots. What has lost its copy below meanwhile (by another read) is to be written."""
+        """Reads have filled the slots with verified bytes: second copies, free to be given up again. Or the only ones,
+        if those below were lost meanwhile (other reads found them wrong): then they are to be written.
+        """
         self.dram.ready(ids)
         for block in ids[self.table.segment[ids] == NOWHERE].tolist():
-            self._below.owe(block, float(self.tree.used_s[self.table.run[block]]))
+            self._below.owe(np.array([block], np.int32), float(self.tree.used_s[self.table.run[block]]))
 
     def lost(self, block: int, now_s: float, *, segment: int | None = None, page: int = NOWHERE) -> None:
         """A copy below was found to be wrong or gone; see `CopiesBelow.lost`."""
@@ -345,11 +378,11 @@ class Ledger:
     def written(self, batch: WriteBatch) -> None:
         """A write has ended well: the copies count from now on."""
         ids, table = batch.ids, self.table
-        sizes = [self._slot_nbytes[self.tree.run(number).namespace] for number in table.run[ids].tolist()]
+        sizes = self.sizes.of(ids)
         space = self.space_of(batch.segment.number)
-        space.gain(table, batch.segment, ids, batch.nbytes, self.tree.used_s[table.run[ids]])
-        table.page[ids] = [at // PAGE_NBYTES for at in accumulate(sizes[:-1], initial=batch.offset)]
-        self.dirty.nbytes -= batch.nbytes
+        self.dirty.remove(ids)
+        space.gain(table, batch.segment, ids, int(sizes.sum()), self.tree.used_s[table.run[ids]])
+        table.page[ids] = (batch.offset + np.cumsum(sizes) - sizes) // PAGE_NBYTES
         if table.on_enter is not None:
             table.on_enter(Tier.SSD, table.key[ids].tobytes())
         self._end_write(batch)
@@ -364,10 +397,7 @@ class Ledger:
     def _end_write(self, batch: WriteBatch) -> None:
         batch.segment.writers -= 1
         self.table.writing[batch.ids] = False
-        runs = {self.tree.run(number) for number in set(self.table.run[batch.ids].tolist())}
-        self._giving_up.let_go(batch.ids)
-        for run in runs:
-            self.dirty.settle(run)
+        self.let_go_all(batch.ids)
 
     # -- giving up -----------------------------------------------------------------------------------------------------
 
@@ -387,7 +417,7 @@ class Ledger:
     def end(self) -> None:
         """DRAM goes: what it alone holds counts as dropped."""
         table = self.table
-        alone = (table.state == DramState.READY) & (table.segment == NOWHERE) & (table.run != NOWHERE)
+        alone = (table.state == _READY) & (table.segment == NOWHERE) & (table.run != NOWHERE)
         self._giving_up.dropped_blocks += int(np.count_nonzero(alone))
 
     @property

@@ -29,6 +29,8 @@ CARRY_SHARE = 0.25
 _KEPT_SHARE = 0.5
 #: Segments count as about as old within one of these steps to the doubling of an age: 4 %.
 _AGE_STEPS = 16
+#: A live block that the order of the tier would not keep counts as this much of one that it would.
+_UNKEPT_WORTH = 0.3
 #: Segments of about one age that are compared by what is lost with them, from both ends of these by number: shared
 #: prefixes are mostly in the first, ends of long chains in the last.
 _TRIED = 16
@@ -54,6 +56,9 @@ def choose(
     is there already counts, too. What hangs on a block was never used later than the block itself, so a prefix of
     something warm is warm; active KV always goes along.
 
+    Where the tier has an order of its own (`Ledger.ssd_order`), a segment counts as the older the less of it that would
+    keep, and what it would keep is carried over.
+
     Costs array operations over all segments and over what is pinned or in use, and Python for the few that are tried.
 
     Args:
@@ -70,7 +75,11 @@ def choose(
     numbers, blocks = columns.number[rows], columns.live_blocks[rows]
     live = np.maximum(blocks, 1)
     age_s = np.maximum(now_s - columns.used_us[rows] / 1e6 / live, 0.0)
-    age_s *= columns.file_nbytes[rows] / np.maximum(columns.live_nbytes[rows], 1)
+    live_nbytes = columns.live_nbytes[rows].astype(np.float64)
+    if ledger.ssd_order is not None:
+        kept = columns.kept_blocks[rows] / live
+        live_nbytes = live_nbytes * (kept + _UNKEPT_WORTH * (1.0 - kept))
+    age_s *= columns.file_nbytes[rows] / np.maximum(live_nbytes, 1)
     age_s[blocks == 0] = np.inf
     youth = -np.round(_AGE_STEPS * np.log2(age_s + 1e-9))
     at_rest = _counts(table.segment[np.flatnonzero(table.users)], numbers) == 0
@@ -100,6 +109,8 @@ def choose(
     if len(equals) > 1:
         chosen = min(equals, key=lambda one: (stakes.of(one), one.number))
     ids, used_s = chosen.live_ids(table), ledger.tree.used_s
+    if ledger.ssd_order is not None:
+        return chosen, _survivors(ledger, chosen, ids[table.kept[ids] | (table.pins[ids] > 0)])
     # of what could be chosen: what is in use at this moment says nothing about the rest
     average_s = now_s - int(columns.used_us[rows[at_rest]].sum()) / 1e6 / max(int(blocks[at_rest].sum()), 1)
     warm = ids[(now_s - used_s[table.run[ids]] < average_s) | (table.pins[ids] > 0)]
@@ -243,8 +254,7 @@ def _in_chain_order(ledger: Ledger, segment: Segment) -> Ids:
 
 def fitting(ledger: Ledger, ids: Ids, nbytes: int) -> Ids:
     """As many of `ids`, from the first on, as `nbytes` of records hold."""
-    sizes = [ledger.geometry_of(block).record_nbytes for block in ids.tolist()]
-    return ids[np.cumsum(np.array(sizes, np.int64)) <= nbytes]
+    return ids[np.cumsum(ledger.sizes.of(ids)) <= nbytes]
 
 
 def take_back(ledger: Ledger, segment: Segment, ids: Ids, pages: Ids) -> None:
@@ -252,10 +262,7 @@ def take_back(ledger: Ledger, segment: Segment, ids: Ids, pages: Ids) -> None:
     again.
     """
     table, dirty = ledger.table, ledger.dirty
-    nbytes = sum(ledger.geometry_of(block).record_nbytes for block in ids.tolist())
+    dirty.remove(ids)
     space = ledger.space_of(segment.number)
-    space.gain(table, segment, ids, nbytes, ledger.tree.used_s[table.run[ids]])
+    space.gain(table, segment, ids, ledger.sizes.total(ids), ledger.tree.used_s[table.run[ids]])
     table.page[ids] = pages
-    dirty.nbytes -= nbytes
-    for number in set(table.run[ids].tolist()):
-        dirty.settle(ledger.tree.run(number))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 import numpy as np
 
 from kvterrace.engine.below import CopiesBelow
@@ -11,10 +9,13 @@ from kvterrace.engine.blocks import NOWHERE, BlockTable, DramState, Ids
 from kvterrace.engine.dirty import DirtyRuns
 from kvterrace.engine.dram import DramSpace
 from kvterrace.engine.giving_up import GivingUp
-from kvterrace.engine.tree import Run, RunTree
-from kvterrace.format.record import PAGE_NBYTES
+from kvterrace.engine.slot_sizes import SlotSizes
+from kvterrace.engine.tree import RunTree
 
 __all__ = ["DramRoom"]
+
+#: Plain: to compare what NumPy holds with an enum member takes many times as long.
+_READY = int(DramState.READY)
 
 
 class DramRoom:
@@ -26,16 +27,15 @@ class DramRoom:
         tree: RunTree,
         dram: DramSpace,
         dirty: DirtyRuns,
-        slot_nbytes: dict[int, int],
+        sizes: SlotSizes,
         below: CopiesBelow,
         giving_up: GivingUp,
     ) -> None:
-        """`slot_nbytes`: size of a slot by namespace."""
         self._table = table
         self._tree = tree
         self._dram = dram
         self._dirty = dirty
-        self._slot_nbytes = slot_nbytes
+        self._sizes = sizes
         self._below = below
         self._giving_up = giving_up
 
@@ -48,99 +48,106 @@ class DramRoom:
         """
         if not len(ids):
             return 0
-        keep: set[int] = set()
-        for number in set(self._table.run[ids].tolist()):
-            run: Run | None = self._tree.run(number)
-            while run is not None and run.number not in keep:
-                keep.add(run.number)
-                run = run.parent
-        nbytes = self._slot_nbytes[self._tree.run_of(int(ids[0])).namespace]
+        nbytes = self._sizes[self._tree.run_of(int(ids[0])).namespace]
         droppable = last_copies and not self._below.dealing.can_write
+        keep = self._lineage(ids) if droppable else None
         offsets = self._extents(nbytes, len(ids), droppable=droppable, awaited=awaited, keep=keep)
         self._dram.take(ids[: len(offsets)], offsets, state)
         return len(offsets)
+
+    def _lineage(self, ids: Ids) -> Ids:
+        """All blocks of the runs of these, and of the runs that they hang on."""
+        runs = {run.number: run for number in self._table.by_run(ids)[0] for run in self._tree.lineage_of(number)}
+        return np.concatenate([run.ids for run in runs.values()])
+
+    def is_stuck(self, nbytes: int) -> bool:
+        """Whether no block can be given up for `nbytes` of room before something is written."""
+        stuck = self._dram.ready_nbytes == self._dirty.nbytes and self._below.dealing.can_write
+        return stuck and self._dram.allocator.largest_free_nbytes < nbytes
 
     def drop_for(self, ids: Ids) -> None:
         """Free room for slots of `ids`, of one namespace, at the cost of the blocks that are worth least, whether or
         not these have a copy below; of none that `ids` hang on.
         """
-        keep = {run.number for block in ids.tolist() for run in self._tree.lineage(self._tree.run_of(block))}
-        nbytes = self._slot_nbytes[self._tree.run_of(int(ids[0])).namespace]
-        for offset in self._extents(nbytes, len(ids), droppable=True, keep=keep):
-            self._dram.allocator.free(offset)
+        nbytes = self._sizes[self._tree.run_of(int(ids[0])).namespace]
+        self._dram.allocator.free_all(self._extents(nbytes, len(ids), droppable=True, keep=self._lineage(ids)))
 
-    def extents(self, nbytes: int, count: int, *, last_copies: bool, keep: Collection[int]) -> list[int]:
+    def slots_for_new(self, ids: Ids, nbytes: int, above: Ids) -> tuple[list[int], int]:
+        """Slots for new blocks, which hang on those `above`; and how many are turned away: where DRAM is the only tier,
+        what the policy does not want there only gets what is free.
+        """
+        if self._below.dealing.spaces:
+            return self.extents(nbytes, len(ids), last_copies=True, keep=above), 0
+        wanted = self._dram.wants(ids)
+        count = len(ids) - int(np.argmax(wanted[::-1])) if wanted.any() else 0
+        offsets = self.extents(nbytes, count, last_copies=True, keep=above)
+        if len(offsets) < count:
+            return offsets, 0
+        offsets += self._dram.allocator.allocate_all(nbytes, len(ids) - count)
+        return offsets, len(ids) - len(offsets)
+
+    def extents(self, nbytes: int, count: int, *, last_copies: bool, keep: Ids | None = None) -> list[int]:
         """Up to `count` extents of `nbytes`. Blocks that have a copy below are given up for them.
 
-        `last_copies`: where nothing can be written, blocks without one are given up, too, except in the runs `keep`.
+        `last_copies`: where nothing can be written, blocks without one are given up, too, except `keep`.
         """
         return self._extents(nbytes, count, droppable=last_copies and not self._below.dealing.can_write, keep=keep)
 
     def _extents(
-        self, nbytes: int, count: int, *, droppable: bool, keep: Collection[int], awaited: bool = True
+        self, nbytes: int, count: int, *, droppable: bool, keep: Ids | None, awaited: bool = True
     ) -> list[int]:
-        allocate = self._dram.allocator.allocate
-        offsets: list[int] = []
-        victims: list[int] = []
+        allocator = self._dram.allocator
+        offsets = allocator.allocate_all(nbytes, count)
         while len(offsets) < count:
-            offset = allocate(nbytes)
-            if offset is not None:
-                offsets.append(offset)
-                continue
-            if not victims:
-                if not droppable and self._dram.ready_nbytes == self._dirty.nbytes:
-                    break  # all of it waits to be written
-                wanted = nbytes * (count - len(offsets))
-                victims = self._victims(wanted, droppable=droppable, awaited=awaited, keep=keep)
-                if not victims:
-                    break
-            self._evict_some(victims, nbytes * (count - len(offsets)))
+            if not droppable and self._dram.ready_nbytes == self._dirty.nbytes:
+                break  # all of it waits to be written
+            wanted = nbytes * (count - len(offsets))
+            victims = self._victims(wanted, droppable=droppable, awaited=awaited, keep=keep)
+            if not len(victims):
+                break
+            self._evict(victims)
+            offsets += allocator.allocate_all(nbytes, count - len(offsets))
         return offsets
 
-    def _victims(self, nbytes: int, *, droppable: bool, awaited: bool, keep: Collection[int]) -> list[int]:
-        """What to give up for `nbytes` of room, the last first. What was prefetched and not used yet only where there
-        is nothing else, and last copies only where there is not even that.
+    def _victims(self, nbytes: int, *, droppable: bool, awaited: bool, keep: Ids | None) -> Ids:
+        """What to give up for `nbytes` of room. What was prefetched and not used yet only where there is nothing else,
+        and last copies only where there is not even that.
         """
-        for last_copies in (False, True) if droppable else (False,):
+        choices = [True] if not self._below.dealing.spaces else [False, True] if droppable else [False]
+        found: Ids = np.zeros(0, np.int32)
+        for last_copies in choices:
             for also_awaited in (False, True) if awaited and self._dram.awaited else (awaited,):
-                found = self._dram.victims(
-                    nbytes, self._slot_nbytes, droppable=last_copies, awaited=also_awaited, keep=keep
-                )
+                found = self._dram.victims(nbytes, droppable=last_copies, awaited=also_awaited, keep=keep)
                 if len(found):
-                    return found[::-1].tolist()  # type: ignore[no-any-return] # numpy has no type for it
-        return []
+                    return found
+        return found
 
-    def _evict_some(self, victims: list[int], nbytes: int) -> None:
-        """Give up the last of `victims`, and the last copies before it in the list that are of the same run, for up to
-        `nbytes` of room; takes them off the list.
-        """
+    def _evict(self, ids: Ids) -> None:
+        """Give up the slots of these blocks, and the blocks where that was their last copy."""
         table = self._table
-        block = victims.pop()
-        if table.state[block] != DramState.READY:  # gone together with one that it hung on
+        below = table.segment[ids] != NOWHERE
+        if below.any():
+            self._dram.free(ids[below])
+            ids = ids[~below]
+        if not len(ids):
             return
-        if table.segment[block] != NOWHERE or table.spent[block]:
-            self._evict(block)
-            return
-        run = self._tree.run_of(block)
-        nbytes -= self._slot_nbytes[run.namespace]
-        while victims and nbytes > 0 and table.run[victims[-1]] == run.number:
-            if table.segment[victims[-1]] != NOWHERE or table.spent[victims[-1]]:
-                break
-            block = victims.pop()
-            nbytes -= self._slot_nbytes[run.namespace]
-        self._giving_up.forget(block)  # the first of them in the chain: the others hang on it
+        for block in self._giving_up.drop_all(ids).tolist():
+            if table.state[block] == _READY:  # not gone together with one that it hung on
+                self._evict_last(block)
 
-    def _evict(self, block: int) -> None:
-        if self._table.segment[block] != NOWHERE:
-            self._dram.free(block)
+    def _evict_last(self, block: int) -> None:
+        """As `_evict`, of a block without a copy below on which something hangs."""
+        table = self._table
+        if not table.spent[block] or not self._holds_up(block):
+            self._giving_up.forget(block)
             return
-        if self._table.spent[block] and self._holds_up(block):
-            self._table.spent[block] = False
-            self._below.owe(block, float(self._tree.used_s[self._table.run[block]]))  # written after all
-            if self._table.spent[block]:  # it may not be: what hangs on it waits for it to be put again
-                self._giving_up.leave_gap(block)
-            return
-        self._giving_up.forget(block)
+        table.spent[block] = False
+        ids = np.array([block], np.int32)
+        self._below.owe(ids, float(self._tree.used_s[table.run[block]]))  # written after all
+        if table.spent[block]:  # it may not be: what hangs on it waits for it to be put again
+            self._giving_up.leave_gap(block)
+        elif not table.leaving[block] and not self._dram.wants(ids)[0]:
+            self._dram.line.add(ids)
 
     def _holds_up(self, block: int) -> bool:
         """Whether a block that is still wanted hangs on this one."""
@@ -154,6 +161,4 @@ class DramRoom:
         """Give up every slot whose block has a copy below and is neither used nor pinned (tests and benchmarks: a
         cold DRAM tier).
         """
-        for block in self._dram.victims(self._dram.nbytes + PAGE_NBYTES, self._slot_nbytes, droppable=False).tolist():
-            if self._table.state[block] == DramState.READY:  # not gone together with one that it hung on
-                self._evict(block)
+        self._evict(self._dram.all_idle())

@@ -23,16 +23,18 @@ class SegmentColumns:
         sealed: whether its state is SEALED.
         file_nbytes, live_nbytes: as in `Segment`.
         live_blocks: blocks that the index has in it.
+        kept_blocks: those of these that are `kept` (`BlockTable`).
         used_us: sum over these blocks of when their run was last used (`whole_us` of `RunTree.used_s`).
     """
 
-    NAMES = ("number", "sealed", "file_nbytes", "live_nbytes", "live_blocks", "used_us")
+    NAMES = ("number", "sealed", "file_nbytes", "live_nbytes", "live_blocks", "kept_blocks", "used_us")
 
     number: npt.NDArray[np.int64]
     sealed: npt.NDArray[np.int64]
     file_nbytes: npt.NDArray[np.int64]
     live_nbytes: npt.NDArray[np.int64]
     live_blocks: npt.NDArray[np.int64]
+    kept_blocks: npt.NDArray[np.int64]
     used_us: npt.NDArray[np.int64]
 
     def __init__(self) -> None:
@@ -63,9 +65,12 @@ class SegmentColumns:
             getattr(self, name)[row] = 0
         self._free.append(row)
 
-    def count(self, row: int, blocks: int, nbytes: int, used_us: int) -> None:
-        """`blocks` more (less, if negative) are live, of `nbytes` together and of this sum of times."""
+    def count(self, row: int, blocks: int, kept: int, nbytes: int, used_us: int) -> None:
+        """`blocks` more (less, if negative) are live, so many of them kept, of `nbytes` together and of this sum of
+        times.
+        """
         self.live_blocks[row] += blocks
+        self.kept_blocks[row] += kept
         self.live_nbytes[row] += nbytes
         self.used_us[row] += used_us
         self.lives_nbytes += nbytes

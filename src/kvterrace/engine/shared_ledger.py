@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import numpy as np
 
-from kvterrace.engine.blocks import NOWHERE, DramState, Ids
+from kvterrace.engine.blocks import NOWHERE, Ids
 from kvterrace.engine.ledger import Ledger
 from kvterrace.engine.tree import Run
 
@@ -45,20 +45,18 @@ class SharedLedger(Ledger):
         nbytes: defaultdict[int, int] = defaultdict(int)
         for block, segment, page, put_seq in copies:
             run = self.run_of(block)
-            alone = table.state[block] == DramState.READY and table.segment[block] == NOWHERE and not table.spent[block]
+            one = np.array([block], np.int32)
+            if self.dirty.are(one)[0]:
+                self.dirty.remove(one)
             if table.segment[block] != NOWHERE:
                 self._below.lose(block)
             table.page[block], table.put_seq[block] = page, put_seq
             table.spent[block] = False
-            nbytes[segment] += self._slot_nbytes[run.namespace]
+            nbytes[segment] += self.sizes[run.namespace]
             by_segment[segment].append(block)
-            if alone:
-                self.dirty.nbytes -= self._slot_nbytes[run.namespace]
         for number, blocks in by_segment.items():
             space, ids = self.space_of(number), np.array(blocks, np.int32)
             space.gain(table, space.segments[number], ids, nbytes[number], self.tree.used_s[table.run[ids]])
-            for run in {self.run_of(block) for block in blocks}:
-                self.dirty.settle(run)
 
     def vanish(self, ids: Ids, now_s: float) -> None:
         """The copies below of these blocks are gone. What DRAM holds of them stays; what is nowhere leaves the index,
@@ -83,11 +81,10 @@ class SharedLedger(Ledger):
         """
         table, going, run = self.table, self._giving_up, self.run_of(block)
         at, below = int(np.flatnonzero(run.ids == block)[0]) + 1, self.tree.below(run)
-        for one, ids in ((run, run.ids[at:]), *((child, child.ids) for child in below)):
+        for ids in (run.ids[at:], *(child.ids for child in below)):
             old = ids[(table.segment[ids] == NOWHERE) | (table.put_seq[ids] < put_seq)]
             held = (table.users[old] > 0) | (table.pins[old] > 0)
             going.doomed.update(old[held].tolist())
-            going._drop_copies(old[~held], self._slot_nbytes[one.namespace])  # noqa: SLF001 - as `revoke`, many at once
-            self.dirty.settle(one)
+            going._drop_copies(old[~held])  # noqa: SLF001 - as `revoke`, many at once
         for one in (*reversed(below), run):
             going._prune(one)  # noqa: SLF001 - as above

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
@@ -20,6 +21,7 @@ __all__ = [
     "Segment",
     "SegmentSpace",
     "SegmentState",
+    "any_block",
     "segment_nbytes_for",
     "volume_of",
     "volumes_of",
@@ -42,6 +44,11 @@ _OVERHEAD_NBYTES = 32 << 10
 def segment_nbytes_for(cap_nbytes: int) -> int:
     """Size of new segments under a cap of `cap_nbytes`: 64 MiB, or a sixteenth of the cap if that is less."""
     return min(_SEGMENT_NBYTES, (cap_nbytes - _OVERHEAD_NBYTES) // _SEGMENTS)
+
+
+def any_block(key: bytes) -> bool:  # noqa: ARG001
+    """A drive that may be given every block."""
+    return True
 
 
 def volume_of(number: int) -> int:
@@ -190,7 +197,7 @@ class SegmentSpace:
         self.next_number = (volume << _NUMBER_BITS) + 1
         self._end_number = 2**31 - 1 if alone else (volume + 1) << _NUMBER_BITS
         #: Whether the block of a key may be given to this drive.
-        self.may_store: Callable[[bytes], bool] = lambda _: True
+        self.may_store: Callable[[bytes], bool] = any_block
         #: Whether the drive takes writes, as far as is known.
         self.can_write = True
         #: Whether something waits to be written for which the open segment had no room when it was last tried.
@@ -327,12 +334,28 @@ class SegmentSpace:
         footer = self._footer_nbytes(segment.records + 1, namespaces)
         return segment.used_nbytes + record_nbytes + footer + segment.reserved_nbytes <= segment.file_nbytes
 
-    def place(self, segment: Segment, record_nbytes: int, namespace: int) -> int:
-        """Take room for a record; returns its byte offset. It must fit."""
-        assert segment.state is SegmentState.OPEN and self.fits(segment, record_nbytes, namespace)
+    def fitting(
+        self, segment: Segment, record_nbytes: int, namespace: int, count: int, *, beside_nbytes: int = 0
+    ) -> int:
+        """How many of `count` records of `record_nbytes` fit, beside so many bytes, with the footer that they make
+        longer.
+        """
+        namespaces = len(segment.namespaces) + (namespace not in segment.namespaces)
+        room_nbytes = segment.file_nbytes - segment.used_nbytes - segment.reserved_nbytes - beside_nbytes
+
+        def over(records: int) -> bool:
+            footer_nbytes = self._footer_nbytes(segment.records + records, namespaces)
+            return records * record_nbytes + footer_nbytes > room_nbytes
+
+        return bisect_left(range(1, count + 1), 1, key=over)
+
+    def place(self, segment: Segment, record_nbytes: int, namespace: int, *, count: int = 1) -> int:
+        """Take room for records, one behind the other; returns the byte offset of the first. They must fit."""
+        assert segment.state is SegmentState.OPEN
+        assert self.fitting(segment, record_nbytes, namespace, count) == count
         offset = segment.used_nbytes
-        segment.used_nbytes += record_nbytes
-        segment.records += 1
+        segment.used_nbytes += count * record_nbytes
+        segment.records += count
         if namespace not in segment.namespaces:
             segment.namespaces |= {namespace}
         return offset
@@ -346,18 +369,27 @@ class SegmentSpace:
         """
         table.segment[ids] = segment.number
         segment._ids.append(ids)  # noqa: SLF001 - as above
-        self.columns.count(segment.row, len(ids), nbytes, int(whole_us(used_s).sum()))
+        kept = int(np.count_nonzero(table.kept[ids]))
+        self.columns.count(segment.row, len(ids), kept, nbytes, int(whole_us(used_s).sum()))
 
     def lose(self, table: BlockTable, ids: Ids, record_nbytes: int, used_s: npt.NDArray[np.float64]) -> None:
         """The index stops pointing to the SSD copies of `ids`, records of `record_nbytes` each; their bytes become
         reclaimable.
         """
+        kept = table.kept[ids]
+        if kept.any():
+            self.keep(table, ids[kept], kept=False)
         for segment, blocks, used_us in self._by_segment(table, ids, whole_us(used_s)):
-            self.columns.count(segment.row, -blocks, -blocks * record_nbytes, -used_us)
+            self.columns.count(segment.row, -blocks, 0, -blocks * record_nbytes, -used_us)
             assert segment.live_nbytes >= 0, f"{segment!r} lost more than it held"
         table.segment[ids] = NOWHERE
         table.page[ids] = NOWHERE
         table.lost_copy(ids)
+
+    def keep(self, table: BlockTable, ids: Ids, *, kept: bool) -> None:
+        """Blocks `ids`, which all have a copy, count as `kept` in their segments, or no longer."""
+        for segment, blocks, _ in self._by_segment(table, ids, np.zeros(len(ids), np.int64)):
+            self.columns.kept_blocks[segment.row] += blocks if kept else -blocks
 
     def touch(self, table: BlockTable, ids: Ids, used_s: npt.NDArray[np.float64], now_s: float) -> None:
         """Blocks `ids`, last used at `used_s`, are used now. Some may have no copy."""
@@ -367,8 +399,9 @@ class SegmentSpace:
         if not here.all():
             ids, used_s = ids[here], used_s[here]
         gained_us = whole_us(np.array(now_s)) - whole_us(used_s)
-        for segment, _, sum_us in self._by_segment(table, ids, gained_us):
-            self.columns.used_us[segment.row] += sum_us
+        each = [(segment.row, sum_us) for segment, _, sum_us in self._by_segment(table, ids, gained_us)]
+        rows, sums_us = zip(*each, strict=True)
+        self.columns.used_us[list(rows)] += sums_us
 
     def _by_segment(
         self, table: BlockTable, ids: Ids, values: npt.NDArray[np.int64]

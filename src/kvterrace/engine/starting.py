@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from kvterrace.clock import Clock
 from kvterrace.engine.core import Core
@@ -19,6 +19,7 @@ from kvterrace.errors import ConfigError
 from kvterrace.format.record import PAGE_NBYTES
 from kvterrace.format.segment import MAX_SEGMENT_NBYTES
 from kvterrace.io.base import IoEngine, RegistersMemory
+from kvterrace.policy.eviction import EvictionPolicy
 from kvterrace.tiers.directory import StoreDirectory
 from kvterrace.tiers.memory import Arena
 
@@ -35,6 +36,7 @@ def lead(
     segment_nbytes: int | None,
     writes: WritePolicy | None,
     busy_after_s: float,
+    make_policy: Callable[[], EvictionPolicy] | None = None,
 ) -> Mover:
     """The mover of a partition that this process writes. Arguments as for `Store`. Blocks; changes nothing yet.
 
@@ -48,7 +50,10 @@ def lead(
     if segment_nbytes > MAX_SEGMENT_NBYTES:
         raise ConfigError(f"segment_nbytes: no segment may be larger than {MAX_SEGMENT_NBYTES} B, not {segment_nbytes}")
     volumes = make_volumes(drives, cap_nbytes, segment_nbytes // PAGE_NBYTES * PAGE_NBYTES, clock)
-    ledger = Ledger(dram_nbytes, [volume.space for volume in volumes], writes=writes)
+    policy, ssd_policy = (make_policy(), make_policy()) if make_policy else (None, None)
+    ledger = Ledger(
+        dram_nbytes, [volume.space for volume in volumes], policy=policy, ssd_policy=ssd_policy, writes=writes
+    )
     core = Core(ledger, Arena(dram_nbytes), engine, volumes, clock)
     for volume in volumes:
         if isinstance(volume.engine, RegistersMemory):
@@ -69,6 +74,7 @@ def follow(
     *,
     dram_nbytes: int,
     busy_after_s: float,
+    make_policy: Callable[[], EvictionPolicy] | None = None,
 ) -> Mover:
     """The mover of a partition that another process writes. Blocks.
 
@@ -76,7 +82,8 @@ def follow(
         StoreUnusableError: or one of its kinds: a drive cannot be read, or is not the store's.
     """
     volumes = shared_volumes(drives, clock)
-    ledger = SharedLedger(dram_nbytes, [volume.space for volume in volumes])
+    policy = make_policy() if make_policy else None
+    ledger = SharedLedger(dram_nbytes, [volume.space for volume in volumes], policy=policy)
     core = Core(ledger, Arena(dram_nbytes), engine, volumes, clock)
     follower = Follower(core, ledger, [directory for directory, _ in drives])
     follower.open()

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from kvterrace.engine.blocks import BlockTable, Ids
 from kvterrace.keys import KEY_NBYTES, KeyChain
 
-__all__ = ["Run", "RunTree", "Step"]
+__all__ = ["Run", "RunTree", "Step", "ids_of"]
 
 
 class Run:
@@ -87,6 +87,8 @@ class RunTree:
         self._seen: tuple[Ids, bytes, int, int] = (np.zeros(0, np.int32), b"", 0, 0)
         #: When each run, by number, was last used (monotonic seconds).
         self.used_s: npt.NDArray[np.float64] = np.zeros(0)
+        #: Namespace of each run, by number.
+        self.namespaces: Ids = np.zeros(0, np.int32)
 
     def __len__(self) -> int:
         return len(self._runs) - len(self._free_numbers)
@@ -189,6 +191,7 @@ class RunTree:
         stops = np.append(starts[1:], len(ids))
         self.table.run[ids] = np.repeat(np.arange(base, base + count, dtype=np.int32), stops - starts)
         self.used_s = np.concatenate([self.used_s[:base], used_s])
+        self.namespaces = np.concatenate([self.namespaces[:base], np.array(namespaces, np.int32)])
         heads = {number: self._heads.setdefault(number, {}) for number in set(namespaces)}
         runs = self._runs
         columns = zip(starts.tolist(), stops.tolist(), parents, namespaces, sequences, depths, strict=True)
@@ -210,8 +213,11 @@ class RunTree:
         else:
             self._runs[number] = run
         if number >= len(self.used_s):
-            self.used_s = np.concatenate([self.used_s, np.zeros(max(1024, len(self.used_s) // 4))])
+            more = max(1024, len(self.used_s) // 4)
+            self.used_s = np.concatenate([self.used_s, np.zeros(more)])
+            self.namespaces = np.concatenate([self.namespaces, np.zeros(more, np.int32)])
         self.used_s[number] = now_s
+        self.namespaces[number] = namespace
         heads, head = self._heads.setdefault(namespace, {}), self._head(run)
         assert head not in heads, "two runs begin with one key"
         heads[head] = run
@@ -256,6 +262,10 @@ class RunTree:
         run.ids = gone[:0]
         return gone
 
+    def lineage_of(self, number: int) -> list[Run]:
+        """As `lineage`, of the run with this number."""
+        return self.lineage(self.run(number))
+
     def lineage(self, run: Run) -> list[Run]:
         """`run` and what it hangs on, leaf first."""
         line: list[Run] = []
@@ -283,3 +293,13 @@ def _first(ids: Ids, count: int) -> Ids:
     kept = ids[:count]
     whole = ids if ids.base is None else ids.base
     return kept.copy() if 2 * kept.nbytes < whole.nbytes else kept
+
+
+def ids_of(steps: list[Step]) -> Ids:
+    """The blocks that a walk has come along."""
+    if not steps:
+        return np.zeros(0, np.int32)
+    if len(steps) == 1:
+        return steps[0][0].ids[: steps[0][1]]
+    last, count = steps[-1]  # of all before it, the chain shares the whole run
+    return np.concatenate([*(run.ids for run, _ in steps[:-1]), last.ids[:count]])

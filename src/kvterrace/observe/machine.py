@@ -16,6 +16,7 @@ from kvterrace.format import checksum
 from kvterrace.io import probe
 from kvterrace.io.base import PAGE_NBYTES
 from kvterrace.io.descriptors import set_direct
+from kvterrace.policy.directories import default_policy
 
 __all__ = ["Finding", "State", "examine"]
 
@@ -57,7 +58,7 @@ def examine(folder: Path) -> list[Finding]:
 
     Raises ConfigError if the environment names an engine that does not work here.
     """
-    return [_kernel(), _engine(), _memlock(), _crc(), *_folder(folder)]
+    return [_kernel(), _engine(), _eviction(), _memlock(), _crc(), *_folder(folder)]
 
 
 def _kernel() -> Finding:
@@ -82,6 +83,14 @@ def _engine() -> Finding:
         remedy = "allow io_uring_setup, io_uring_enter and io_uring_register, if the drive does more than 2 GB/s"
         return Finding("engine", State.NOTE, text, remedy, choice.name)
     return Finding("engine", State.GOOD, text, value=choice.name)
+
+
+def _eviction() -> Finding:
+    name = default_policy().name
+    if name == "lru":
+        text = "least recently used first: the return-index policy is in the extension module, which is not there"
+        return Finding("eviction", State.NOTE, text, "install with a C++ compiler at hand, or from a wheel", name)
+    return Finding("eviction", State.GOOD, f"{name}: by when a sequence is likely to come back", value=name)
 
 
 def _memlock() -> Finding:

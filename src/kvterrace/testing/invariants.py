@@ -114,14 +114,15 @@ def _check_dram(ledger: Ledger) -> None:
     assert len(set(table.slot[with_slot].tolist())) == len(with_slot), "two blocks share a slot"
     assert ((table.state != DramState.EMPTY) == (table.slot != NOWHERE)).all(), "a state without a slot, or the reverse"
     assert dram.allocator.used_nbytes >= _slots_nbytes(ledger), "slots take more than what is taken"
-    resident = Counter(table.run[with_slot].tolist())
-    numbers = range(ledger.tree.numbers)
-    assert [dram.resident(run) for run in numbers] == [resident[run] for run in numbers], "blocks in DRAM by run"
     in_ready = np.flatnonzero(table.state == DramState.READY).tolist()
     ready = sum(ledger.geometry_of(block).record_nbytes for block in in_ready)
     assert dram.ready_nbytes == ready, f"{ready} B of slots are ready, {dram.ready_nbytes} B are counted"
-    order = list(dram.policy.order())
-    assert sorted(order) == sorted(resident), "the eviction order is not that of the runs in DRAM"
+    leaving = dram.line.ids()
+    assert sorted(leaving.tolist()) == np.flatnonzero(table.leaving).tolist(), "the line is not that of the table"
+    assert (table.slot[leaving] != NOWHERE).all(), "a block leaves that is not here"
+    inside = dram.wants(with_slot.astype(np.int32))
+    assert (inside ^ table.leaving[with_slot]).all(), "a block is neither inside nor leaving, or both"
+    assert not table.marked.any(), "scratch was left behind"
     awaited = np.flatnonzero(table.awaited)
     assert sorted(dram._awaited) == awaited.tolist(), "the list of what was prefetched is not that of the table"  # noqa: SLF001
     assert (table.state[awaited] == DramState.READY).all(), "a block is awaited that is not in DRAM"
@@ -133,6 +134,8 @@ def _check_dirty(ledger: Ledger) -> None:
     nbytes = sum(ledger.geometry_of(block).record_nbytes for block in dirty)
     assert ledger.dirty.nbytes == nbytes, f"{nbytes} B have no copy below, the ledger says {ledger.dirty.nbytes} B"
     runs = {int(table.run[block]) for block in dirty}
+    counts = Counter(table.run[dirty].tolist())
+    assert ledger.dirty._counts == counts, "dirty blocks by run"  # noqa: SLF001
     listed = set(ledger.dirty.since_s)
     assert listed == runs, f"runs listed as dirty {sorted(listed)[:5]}, dirty {sorted(runs)[:5]}"
     for number in ledger._scored_s:  # noqa: SLF001
@@ -159,6 +162,7 @@ def _check_ssd(ledger: Ledger, space: SegmentSpace, volume: int) -> None:
     )
     live: Counter[int] = Counter()
     blocks: Counter[int] = Counter()
+    kept: Counter[int] = Counter()
     used_us: Counter[int] = Counter()
     ends: dict[int, list[tuple[int, int]]] = {}
     mine = table.segment != NOWHERE
@@ -171,6 +175,7 @@ def _check_ssd(ledger: Ledger, space: SegmentSpace, volume: int) -> None:
         assert space.segments[number].state in _READABLE, f"block {block} lies in {space.segments[number]!r}"
         live[number] += nbytes
         blocks[number] += 1
+        kept[number] += int(table.kept[block])
         used_us[number] += math.floor(float(ledger.tree.used_s[table.run[block]]) * 1e6)
         ends.setdefault(number, []).append((offset, offset + nbytes))
     by_state = {state: {segment.number for segment in space.in_state(state)} for state in SegmentState}
@@ -191,6 +196,7 @@ def _check_ssd(ledger: Ledger, space: SegmentSpace, volume: int) -> None:
             "file_nbytes": segment.file_nbytes,
             "live_nbytes": live[number],
             "live_blocks": blocks[number],
+            "kept_blocks": kept[number],
             "used_us": used_us[number],
         }, f"{segment!r}: {row}, but {blocks[number]} blocks, used at {used_us[number]}"
         assert number in by_state[segment.state], f"{segment!r} is not among those in its state"
