@@ -7,6 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from kvterrace.errors import ConfigError
+from kvterrace.policy.directories import default_policy
+from kvterrace.policy.eviction import LruTailFirst
 from kvterrace.sim.columns import TraceColumns
 from kvterrace.sim.ladder import LedgerLadder
 from kvterrace.sim.outcome import Outcome
@@ -32,29 +34,15 @@ def replay_ledger(
         raise ConfigError(
             f"an SSD of {ssd_blocks} blocks: a store's has {_LEAST_SSD_BLOCKS} at least; give more, or no SSD"
         )
-    ladder = LedgerLadder(dram_blocks, ssd_blocks, record_nbytes=_RECORD_NBYTES)
+    ladder = _ladder(trace, policy, dram_blocks, ssd_blocks)
     counts = ladder.counts
     offsets, ids = trace.offsets.tolist(), trace.ids.astype(np.int64)
-    seen = np.zeros(trace.distinct, np.bool_)
-    new = dropped = dram_tokens = ssd_tokens = told = 0
+    told = 0
     squared = 0.0
     for number, (at_s, tokens) in enumerate(zip(trace.at_s.tolist(), trace.tokens.tolist(), strict=True)):
         blocks = ids[offsets[number] : offsets[number + 1]]
-        dram_before, ssd_before = counts.dram_hits, counts.ssd_hits
-        hits = ladder.request(blocks, at_s)
-        missed = int(np.count_nonzero(seen[blocks[hits:]]))
-        dropped += missed
-        new += len(blocks) - hits - missed
-        seen[blocks[hits:]] = True
-        hit_tokens = min(hits * trace.block_tokens, tokens)
-        squared += float(hit_tokens) ** 2
-        # A last block that is not full is taken for one of the SSD's, if it gave any: the tail leaves DRAM first.
-        if counts.ssd_hits > ssd_before:
-            upper = (counts.dram_hits - dram_before) * trace.block_tokens
-            dram_tokens += upper
-            ssd_tokens += hit_tokens - upper
-        else:
-            dram_tokens += hit_tokens
+        hits = ladder.request(blocks, at_s, tokens=tokens)
+        squared += float(min(hits * trace.block_tokens, tokens)) ** 2
         if number + 1 - told == _STEP_REQUESTS:
             on_step(_STEP_REQUESTS)
             told = number + 1
@@ -71,14 +59,27 @@ def replay_ledger(
         tokens_squared=float(as_float @ as_float),
         dram_hits=counts.dram_hits,
         ssd_hits=counts.ssd_hits,
-        dram_hit_tokens=dram_tokens,
-        ssd_hit_tokens=ssd_tokens,
+        dram_hit_tokens=counts.dram_hit_tokens,
+        ssd_hit_tokens=counts.ssd_hit_tokens,
         hit_tokens_squared=squared,
-        missed_new=new,
-        missed_dropped=dropped,
-        missed_behind=0,  # the ledger keeps prefixes whole
+        missed_new=counts.cold_misses,
+        missed_dropped=counts.gone_misses + counts.refused_misses,
+        missed_behind=counts.behind_gap_misses,
         ssd_written=counts.written_nbytes // _RECORD_NBYTES,
-        moved_up=None,
-        moved_down=None,
-        dropped=None,
+        moved_up=counts.promoted,
+        moved_down=counts.demoted,
+        dropped=counts.dropped,
+    )
+
+
+def _ladder(trace: TraceColumns, policy: str, dram_blocks: int, ssd_blocks: int) -> LedgerLadder:
+    """With what a store has: `default`, the orders that `open_store` takes here; `lru`, those without the extension."""
+    lru = policy == "lru"
+    return LedgerLadder(
+        dram_blocks,
+        ssd_blocks,
+        policy=LruTailFirst() if lru else default_policy(),
+        ssd_policy=None if lru else default_policy(),
+        record_nbytes=_RECORD_NBYTES,
+        block_tokens=trace.block_tokens,
     )
