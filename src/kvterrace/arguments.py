@@ -7,12 +7,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvterrace.config import is_whole
+from kvterrace.config import is_whole, require_seconds
 from kvterrace.engine.transfers import Transfer
 from kvterrace.errors import ConfigError
 from kvterrace.keys import KeyChain
+from kvterrace.types import Hint
 
-__all__ = ["require_chain", "require_scores", "require_sequence", "require_span", "require_transfer"]
+__all__ = [
+    "require_chain",
+    "require_hint",
+    "require_scores",
+    "require_sequence",
+    "require_span",
+    "require_transfer",
+]
 
 #: Bytes of a sequence's name, as records hold it.
 _SEQUENCE_NBYTES = 16
@@ -43,6 +51,18 @@ def require_sequence(sequence: object) -> bytes:
     if len(sequence) > _SEQUENCE_NBYTES:
         raise ConfigError(f"sequence: {len(sequence)} bytes; at most {_SEQUENCE_NBYTES} (hash longer names)")
     return bytes(sequence).ljust(_SEQUENCE_NBYTES, b"\0")
+
+
+def require_hint(sequence: object, kind: object, seconds: object) -> tuple[bytes, Hint, float | None]:
+    """What a hint says of which sequence. Raises ConfigError."""
+    name = require_sequence(sequence)
+    if not any(name):
+        raise ConfigError("sequence: a hint needs the name that its blocks are put with; blocks without one have none")
+    if not isinstance(kind, Hint):
+        raise ConfigError(f"kind: give a Hint, e.g. Hint.CLOSED, not {kind!r}")
+    if kind is Hint.RETURNS and seconds is None:
+        raise ConfigError("seconds: say in how many seconds the sequence returns")
+    return name, kind, None if seconds is None else require_seconds(seconds, "seconds")
 
 
 def require_scores(scores: Any, chain: KeyChain) -> npt.NDArray[np.float32]:

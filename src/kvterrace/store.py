@@ -12,7 +12,14 @@ from typing import Any, Self
 
 import numpy as np
 
-from kvterrace.arguments import require_chain, require_scores, require_sequence, require_span, require_transfer
+from kvterrace.arguments import (
+    require_chain,
+    require_hint,
+    require_scores,
+    require_sequence,
+    require_span,
+    require_transfer,
+)
 from kvterrace.buffers import BlockBuffers
 from kvterrace.clock import Clock
 from kvterrace.config import require_limit, require_seconds
@@ -29,7 +36,7 @@ from kvterrace.io.base import IoClass, IoEngine, IoKind, IoRequest, IoResult
 from kvterrace.keys import KeyChain, Namespace
 from kvterrace.shutdown import closed
 from kvterrace.tiers.directory import StoreDirectory
-from kvterrace.types import GetOutcome, PutOutcome
+from kvterrace.types import GetOutcome, Hint, PutOutcome
 
 __all__ = ["Store"]
 
@@ -241,6 +248,23 @@ class Store:
             self._core.ledger.touch(chain, len(chain), self._clock.monotonic_s())
             if scores is not None:
                 self._core.ledger.add_scores(chain, scores, self._clock.monotonic_s())
+
+    def hint(self, sequence: bytes, kind: Hint, *, seconds: float | None = None) -> None:
+        """Say what is known of a sequence's future. Does not block; a wrong hint costs little, and none is needed.
+
+        Args:
+            sequence: as given to `put`; it need not be known yet.
+            kind: CLOSED and ONE_OFF: it goes first, and what of it is not on the SSD is not written any more. RETURNS,
+                SHARED and PRIORITY: it goes after all else. The newest hint for a sequence counts.
+            seconds: for RETURNS, in how many it comes back: it is kept for twice as long, 10 s to 10 min. Else, for how
+                long the hint holds; None: an hour.
+
+        Raises:
+            ConfigError: no name, no `Hint`, or RETURNS without `seconds`.
+        """
+        sequence, kind, seconds = require_hint(sequence, kind, seconds)
+        with self._entered():
+            self._core.ledger.hint(sequence, kind, seconds, self._clock.monotonic_s())
 
     def invalidate(self, chain: KeyChain, *, start: int = 0) -> None:
         """Give up blocks of `chain` from `start` on and everything stored behind them, in every tier, also after a

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from kvterrace.format.record import PAGE_NBYTES
 from kvterrace.keys import KEY_NBYTES
 
-__all__ = ["NOWHERE", "BlockTable", "DramState", "Geometry", "Ids"]
+__all__ = ["NOWHERE", "BlockTable", "DramState", "Geometry", "Ids", "Verdict"]
 
 Ids = npt.NDArray[np.int32]
 
@@ -46,6 +46,14 @@ class DramState(enum.IntEnum):
     READY = 3  #: the block's bytes, complete and, if they came from below, verified
 
 
+class Verdict(enum.IntEnum):
+    """Whether a block is worth a write to the SSD."""
+
+    NONE = 0  #: not judged yet
+    ADMITTED = 1
+    REFUSED = 2  #: and so `spent`, unless it was put again since
+
+
 class BlockTable:
     """Columns over block ids. Not thread-safe: the ledger's owner serialises.
 
@@ -63,6 +71,8 @@ class BlockTable:
         spent: in DRAM alone, and not to be written: the SSD tier has given its copy up to make room, or may not be
             given the block again. It leaves with its slot.
         awaited: prefetched, and not used since.
+        seen: used in two turns.
+        verdict: `Verdict`.
         score: decayed cumulative attention score.
     """
 
@@ -78,6 +88,8 @@ class BlockTable:
         ("writing", np.bool_, 0),
         ("spent", np.bool_, 0),
         ("awaited", np.bool_, 0),
+        ("seen", np.bool_, 0),
+        ("verdict", np.uint8, 0),
         ("score", np.float32, 0),
     )
 
@@ -93,6 +105,8 @@ class BlockTable:
     writing: npt.NDArray[np.bool_]
     spent: npt.NDArray[np.bool_]
     awaited: npt.NDArray[np.bool_]
+    seen: npt.NDArray[np.bool_]
+    verdict: npt.NDArray[np.uint8]
     score: npt.NDArray[np.float32]
 
     def __init__(self) -> None:

@@ -167,7 +167,7 @@ class DramSpace:
         """
         chosen: list[Ids] = []
         promising: set[int] | None = None
-        for tried, number in enumerate(self.policy.order()):
+        for tried, number in enumerate(self.policy.victims()):
             if tried == _RUNS_TRIED:
                 promising = self._with_victims(droppable=droppable, awaited=awaited)
                 if not promising:

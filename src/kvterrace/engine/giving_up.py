@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvterrace.engine.below import CopiesBelow
-from kvterrace.engine.blocks import NOWHERE, BlockTable, DramState, Ids
+from kvterrace.engine.blocks import NOWHERE, BlockTable, DramState, Ids, Verdict
 from kvterrace.engine.dirty import DirtyRuns
 from kvterrace.engine.dram import DramSpace
 from kvterrace.engine.tree import Run, RunTree
@@ -134,6 +134,7 @@ class GivingUp:
         if slot.any():
             self._dram.free_all(ids[slot])
         table.spent[ids] = False
+        table.verdict[ids] = Verdict.NONE
         return int(np.count_nonzero(slot | below))
 
     def _prune(self, run: Run) -> None:

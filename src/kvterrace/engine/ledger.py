@@ -11,19 +11,23 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from kvterrace.engine.admitting import Admitting
 from kvterrace.engine.below import CopiesBelow
 from kvterrace.engine.blocks import NOWHERE, BlockTable, DramState, Geometry, Ids
 from kvterrace.engine.dealing import Dealing
 from kvterrace.engine.dirty import DirtyRuns, WriteBatch, WritePolicy
 from kvterrace.engine.dram import DramSpace
 from kvterrace.engine.giving_up import GivingUp
+from kvterrace.engine.hinting import Hinting
 from kvterrace.engine.room import DramRoom
 from kvterrace.engine.space import SegmentSpace, volume_of
 from kvterrace.engine.tree import Run, RunTree
 from kvterrace.format.record import PAGE_NBYTES
 from kvterrace.keys import KEY_NBYTES, KeyChain
-from kvterrace.policy.eviction import EvictionPolicy, LruTailFirst
-from kvterrace.types import Tier
+from kvterrace.policy.admission import Admission, WriteBudget
+from kvterrace.policy.eviction import EvictionPolicy
+from kvterrace.policy.hinted import HintedLru
+from kvterrace.types import Hint, Tier
 
 #: A block's attention score halves in this time if nothing is added.
 SCORE_HALF_LIFE_S = 60.0
@@ -46,10 +50,10 @@ class Ledger:
         *,
         policy: EvictionPolicy | None = None,
         writes: WritePolicy | None = None,
+        budget: WriteBudget | None = None,
     ) -> None:
         self.table = BlockTable()
         self.tree = RunTree(self.table)
-        self.dram = DramSpace(dram_nbytes, self.table, self.tree, policy or LruTailFirst())
         if space is None or isinstance(space, SegmentSpace):
             space = () if space is None else (space,)
         self.spaces = tuple(space)
@@ -61,7 +65,13 @@ class Ledger:
         self.dirty = DirtyRuns(self.table, self.tree, self._slot_nbytes, self.doomed)
         self._scored_s: dict[int, float] = {}  # run number -> when its scores were last brought up to date
         self._below = CopiesBelow(self.table, self.tree, self.dirty, self.dealing, self._slot_nbytes)
+        self._hinting = Hinting(self.table, self.tree, self._below)
+        self.dram = DramSpace(dram_nbytes, self.table, self.tree, policy or HintedLru(self._hinting.spared))
+        self._hinting.serve(self.dram)
         parts = self.table, self.tree, self.dram, self.dirty, self._slot_nbytes, self._below
+        hints, admission = self._hinting.hints, Admission(budget)
+        self.admitting = Admitting(self.table, self.tree, self.dirty, self._below, self._slot_nbytes, hints, admission)
+        self.dirty.judge = self.admitting.judge
         self._giving_up = GivingUp(*parts, scored_s=self._scored_s)
         self._room = DramRoom(*parts, self._giving_up)
 
@@ -151,8 +161,19 @@ class Ledger:
             ids = run.ids if len(steps) == 1 else np.concatenate([run.ids for run, _ in steps])
             for space, some in self._below.by_space(ids):
                 space.touch(self.table, some, used_s[self.table.run[some]], now_s)
+        idle_s = now_s - float(used_s[run.number])
         used_s[[run.number for run, _ in steps]] = now_s
         self.dram.policy.touch(run.number for run, _ in reversed(steps))
+        if len(self._hinting.hints):
+            self._hinting.used(steps, idle_s, now_s)
+
+    def wanted(self, ids: Ids, now_s: float) -> None:
+        """A request asks for these blocks; before `touch`."""
+        self.admitting.wanted(ids, now_s)
+
+    def hint(self, sequence: bytes, kind: Hint, seconds: float | None, now_s: float) -> None:
+        """What a client says of a sequence's future, see `Store.hint`. The one place where hints come in."""
+        self._hinting.hint(sequence, kind, seconds, now_s)
 
     def add_scores(self, chain: KeyChain, scores: np.ndarray, now_s: float) -> None:
         """Add attention scores to the blocks of `chain` that the index knows; what they had before has decayed to
@@ -271,7 +292,9 @@ class Ledger:
             if count < len(parent):
                 self._split(parent, count)
         keys = chain.data[at * KEY_NBYTES : stop * KEY_NBYTES]
-        return self.tree.append(parent, keys, namespace=namespace, sequence=sequence, depth=at, now_s=now_s)[1]
+        ids = self.tree.append(parent, keys, namespace=namespace, sequence=sequence, depth=at, now_s=now_s)[1]
+        self.admitting.came(ids)
+        return ids
 
     def _number(self, ids: Ids) -> int:
         """Give blocks their put-sequence numbers; returns the first."""
@@ -296,6 +319,7 @@ class Ledger:
         """
         self.dram.ready(block)
         if self.table.segment[block] == NOWHERE:
+            self._below.admit(block)
             self._below.owe(block, float(self.tree.used_s[self.table.run[block]]))
 
     def lost(self, block: int, now_s: float, *, segment: int | None = None, page: int = NOWHERE) -> None:
@@ -329,6 +353,7 @@ class Ledger:
             self.table.writing[batch.ids] = True
             self.hold(batch.ids)
             batch.segment.writers += 1
+            self.admitting.spend(batch.nbytes, now_s)
         return batch
 
     def needs_segment(self, space: SegmentSpace | None = None) -> bool:

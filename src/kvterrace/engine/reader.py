@@ -78,6 +78,7 @@ class Reader:
         now_s = core.clock.monotonic_s()
         assert transfer.chain is not None
         ids = ledger.find(transfer.chain, transfer.stop)
+        ledger.wanted(ids, now_s)
         ledger.touch(transfer.chain, len(ids), now_s)
         mine = ids[transfer.start :]
         wanted = ~ledger.doomed(mine)

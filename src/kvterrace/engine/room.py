@@ -136,6 +136,7 @@ class DramRoom:
             return
         if self._table.spent[block] and self._holds_up(block):
             self._table.spent[block] = False
+            self._below.admit(block)
             self._below.owe(block, float(self._tree.used_s[self._table.run[block]]))  # written after all
             if self._table.spent[block]:  # it may not be: what hangs on it waits for it to be put again
                 self._giving_up.leave_gap(block)

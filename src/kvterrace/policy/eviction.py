@@ -37,6 +37,10 @@ class EvictionPolicy(Protocol):
         """Runs, the first to go first. The policy may be changed only after the caller has let go of the iterator."""
         ...
 
+    def victims(self) -> Iterator[int]:
+        """The same, for who gives up the first of them."""
+        ...
+
 
 class LruTailFirst:
     """Least recently used first; of one chain the tail before the head.
@@ -78,6 +82,9 @@ class LruTailFirst:
         while at != self._END:
             yield at - 1
             at = self._next[at]
+
+    def victims(self) -> Iterator[int]:
+        return self.order()
 
     def _has(self, run: int) -> bool:
         return run + 1 < len(self._next) and self._next[run + 1] != self._OUT

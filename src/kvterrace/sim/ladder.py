@@ -17,6 +17,7 @@ from kvterrace.engine.ledger import Geometry, Ledger
 from kvterrace.engine.space import SegmentSpace, SegmentState
 from kvterrace.keys import KEY_NBYTES, KeyChain, Namespace
 from kvterrace.layout import KVLayout
+from kvterrace.policy.admission import WriteBudget
 from kvterrace.types import Tier
 
 __all__ = ["LadderCounts", "LedgerLadder", "chain_of"]
@@ -56,13 +57,21 @@ class LedgerLadder:
     """A ladder of DRAM and SSD (or of DRAM alone) without bytes. Sizes in blocks of `record_nbytes` each."""
 
     def __init__(
-        self, dram_blocks: int, ssd_blocks: int, *, record_nbytes: int = 1 << 20, write_behind_s: float = 2.0
+        self,
+        dram_blocks: int,
+        ssd_blocks: int,
+        *,
+        record_nbytes: int = 1 << 20,
+        write_behind_s: float = 2.0,
+        budget: WriteBudget | None = None,
     ) -> None:
         self.space: SegmentSpace | None = None
         if ssd_blocks:
             cap = ssd_blocks * record_nbytes
             self.space = SegmentSpace(cap, min(64 * record_nbytes, cap // 16), lambda records, _: 4096 + 160 * records)
-        self.ledger = Ledger(dram_blocks * record_nbytes, self.space, writes=WritePolicy(after_s=write_behind_s))
+        self.ledger = Ledger(
+            dram_blocks * record_nbytes, self.space, writes=WritePolicy(after_s=write_behind_s), budget=budget
+        )
         self.ledger.add_namespace(0, Geometry(4096, record_nbytes - 4096), _NAMESPACE.digest)
         self.counts = LadderCounts()
         self._written: set[int] = set()  # put-sequence numbers that have been on the SSD
@@ -77,6 +86,7 @@ class LedgerLadder:
         counts.accesses += len(ids)
         counts.dram_hits += tiers.count(Tier.DRAM)
         counts.ssd_hits += tiers.count(Tier.SSD)
+        ledger.wanted(known, now_s)
         ledger.touch(chain, hits, now_s)
         known = known[:hits]
         ledger.hold(known)

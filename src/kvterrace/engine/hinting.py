@@ -1,0 +1,104 @@
+"""What the ledger makes of hints: order of eviction in DRAM, age on the SSD."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kvterrace.engine.below import CopiesBelow
+from kvterrace.engine.blocks import NOWHERE, BlockTable
+from kvterrace.engine.dram import DramSpace
+from kvterrace.engine.hints import Hints
+from kvterrace.engine.tree import Run, RunTree, Step
+from kvterrace.policy.hinted import HintedLru
+from kvterrace.types import Hint
+
+__all__ = ["Hinting"]
+
+#: For how long it is remembered when the run that is idle for longest was used.
+_OLDEST_S = 60.0
+
+
+class Hinting:
+    """Applies hints to runs. Not thread-safe: the ledger's owner serialises.
+
+    Runs of a sequence that is over go next from DRAM, tails first, and count as the oldest on the SSD; one that others
+    hang on is not its own any more, and stays. Where the policy takes no hints, it is left alone.
+    """
+
+    def __init__(self, table: BlockTable, tree: RunTree, below: CopiesBelow) -> None:
+        self.hints = Hints()
+        self._table = table
+        self._tree = tree
+        self._below = below
+        self._oldest = (float("-inf"), 0.0)  # when that was looked at, and what was found
+        self._dram: DramSpace | None = None
+
+    def serve(self, dram: DramSpace) -> None:
+        """Apply hints to this tier's order, too."""
+        self._dram = dram
+
+    def spared(self, number: int) -> Sequence[int]:
+        """For `HintedLru`: what stays though it is the turn of run `number`; leaf first."""
+        if not len(self.hints):
+            return ()
+        run = self._tree.run(number)
+        if not self.hints.spares(run.sequence):
+            return ()
+        return [one.number for one in self._tree.lineage(run)]
+
+    def hint(self, sequence: bytes, kind: Hint, seconds: float | None, now_s: float) -> None:
+        """Remember a hint, and apply it to what is there."""
+        self.hints.give(sequence, kind, seconds, now_s)
+        if self.hints.goes(sequence, now_s):
+            self._sink(sequence, now_s)
+        else:
+            self._lift(sequence, now_s)
+
+    def used(self, steps: Sequence[Step], idle_s: float, now_s: float) -> None:
+        """These runs were used, the last of them after it was idle for this long."""
+        for run, _ in steps:
+            self.hints.used(run.sequence, now_s)
+        last = steps[-1][0].sequence
+        self.hints.came_back(last, idle_s, now_s)
+        if self.hints.goes(last, now_s):
+            self._sink(last, now_s)
+
+    def _sink(self, sequence: bytes, now_s: float) -> None:
+        going: dict[int, Run] = {}
+        for run in self._tree.sequences.of(sequence):
+            if all(child.number in going for child in run.children):
+                going[run.number] = run
+        if not going:
+            return
+        policy = None if self._dram is None else self._dram.policy
+        if isinstance(policy, HintedLru):
+            policy.first(going)
+        oldest_s = self._oldest_s(now_s)
+        for run in going.values():
+            self._date(run, min(oldest_s, float(self._tree.used_s[run.number])))
+
+    def _lift(self, sequence: bytes, now_s: float) -> None:
+        runs = {one.number: one for run in self._tree.sequences.of(sequence) for one in self._tree.lineage(run)}
+        order = sorted(runs.values(), key=lambda run: (-run.depth, run.number))
+        if self._dram is not None:
+            self._dram.policy.touch(run.number for run in order)
+        for run in order:
+            self._date(run, now_s)
+
+    def _date(self, run: Run, used_s: float) -> None:
+        """`run` counts as last used at `used_s`."""
+        before_s = float(self._tree.used_s[run.number])
+        for space, some in self._below.by_space(run.ids):
+            space.touch(self._table, some, np.full(len(some), before_s), used_s)
+        self._tree.used_s[run.number] = used_s
+
+    def _oldest_s(self, now_s: float) -> float:
+        """About when the run that is idle for longest was used."""
+        looked_s, found_s = self._oldest
+        if now_s - looked_s >= _OLDEST_S:
+            numbers = self._table.run[self._table.run != NOWHERE]
+            found_s = float(np.min(self._tree.used_s[numbers])) if len(numbers) else now_s
+            self._oldest = now_s, found_s
+        return found_s
