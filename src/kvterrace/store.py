@@ -66,6 +66,7 @@ class Store:
         segment_nbytes: int | None = None,
         background: bool = True,
         read_only: bool = False,
+        daily_write_nbytes: int | None = None,
     ) -> None:
         """For tests and embedders; see `open_store`. Takes over directories and engines.
 
@@ -78,7 +79,8 @@ class Store:
             background: drive the store by a thread of its own; otherwise `poll`, `wait` and `flush` drive it, on the
                 caller's.
             read_only: follow the process that writes the partition; `directory` and `more` are from
-                `StoreDirectory.view`, and `ssd_nbytes` and `segment_nbytes` mean nothing.
+                `StoreDirectory.view`, and `ssd_nbytes`, `segment_nbytes` and `daily_write_nbytes` mean nothing.
+            daily_write_nbytes: what may be written to all drives together in a day; None: as much as comes.
         """
         self._clock = clock
         drives = [*([] if directory is None else [(directory, engine)]), *more]
@@ -101,6 +103,7 @@ class Store:
                 segment_nbytes=segment_nbytes,
                 writes=writes,
                 busy_after_s=busy_after_s,
+                daily_write_nbytes=daily_write_nbytes,
             )
         self._core = mover.core
         self._mover = mover

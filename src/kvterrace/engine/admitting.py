@@ -71,7 +71,9 @@ class Admitting:
         keys = self._keys(ids)
         known = np.flatnonzero(self.admission.seen(keys))
         if len(known):
-            self._table.seen[ids[: known[-1] + 1]] = True  # a key stands for all that is before it, too
+            last = int(ids[known[-1]])  # a key stands for all that is before it, too
+            run = self._tree.run_of(last)
+            self._table.seen[run.ids[: int(np.flatnonzero(run.ids == last)[0]) + 1]] = True
             self.admission.asked(keys)
 
     def judge(self, run: Run, now_s: float) -> None:

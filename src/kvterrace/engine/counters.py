@@ -41,6 +41,9 @@ class StoreStats:
 
     Every block asked for by `get` ends in exactly one of the `get_*` counts, every block given to `put` in one of
     `put_*`. The `ssd_*` figures are sums over the drives; `drives` has those of each.
+
+    `ssd_refused_blocks` were not worth a write: they leave with their slot, and count as dropped then.
+    `ssd_write_left_nbytes` is what may be written for now of the daily budget; None: there is none.
     """
 
     get_dram_blocks: int = 0
@@ -64,6 +67,8 @@ class StoreStats:
     ssd_written_nbytes: int = 0
     ssd_write_requests: int = 0
     ssd_write_failures: int = 0
+    ssd_refused_blocks: int = 0
+    ssd_write_left_nbytes: int | None = None
     carried_blocks: int = 0
     reclaimed_segments: int = 0
     blocks: int = 0
