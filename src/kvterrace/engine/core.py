@@ -138,7 +138,9 @@ class Core:
         copy.dropped_blocks = ledger.dropped_blocks
         copy.ssd_refused_blocks = ledger.admitting.refused_blocks
         budget = ledger.admitting.admission.budget
-        copy.ssd_write_left_nbytes = None if budget is None else int(budget.left_nbytes(self.clock.monotonic_s()))
+        if budget is not None:
+            copy.ssd_daily_write_nbytes = int(budget.daily_nbytes)
+            copy.ssd_write_left_nbytes = max(0, int(budget.left_nbytes(self.clock.monotonic_s())))
         if self.volumes:
             copy.drives = drives = tuple(_drive_stats(volume) for volume in self.volumes)
             copy.ssd_live_nbytes = sum(one.live_nbytes for one in drives)

@@ -43,7 +43,7 @@ class StoreStats:
     `put_*`. The `ssd_*` figures are sums over the drives; `drives` has those of each.
 
     `ssd_refused_blocks` were not worth a write: they leave with their slot, and count as dropped then.
-    `ssd_write_left_nbytes` is what may be written for now of the daily budget; None: there is none.
+    `ssd_write_left_nbytes` is what may be written for now of `ssd_daily_write_nbytes`; both are 0 without a budget.
     """
 
     get_dram_blocks: int = 0
@@ -68,7 +68,8 @@ class StoreStats:
     ssd_write_requests: int = 0
     ssd_write_failures: int = 0
     ssd_refused_blocks: int = 0
-    ssd_write_left_nbytes: int | None = None
+    ssd_daily_write_nbytes: int = 0
+    ssd_write_left_nbytes: int = 0
     carried_blocks: int = 0
     reclaimed_segments: int = 0
     blocks: int = 0
