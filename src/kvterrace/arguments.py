@@ -24,6 +24,8 @@ __all__ = [
 
 #: Bytes of a sequence's name, as records hold it.
 _SEQUENCE_NBYTES = 16
+#: Layer groups that scores are kept of.
+_MOST_GROUPS = 16
 #: So far from what a float32 holds that no sum of scores comes there.
 _MOST_SCORE = 1e30
 
@@ -66,12 +68,16 @@ def require_hint(sequence: object, kind: object, seconds: object) -> tuple[bytes
 
 
 def require_scores(scores: Any, chain: KeyChain) -> npt.NDArray[np.float32]:
-    """One attention score for each block of `chain`. Raises ConfigError."""
+    """One attention score for each block of `chain`, or one for each and each of a few layer groups. Raises
+    ConfigError.
+    """
     try:
         given = np.asarray(scores)
     except (ValueError, TypeError):  # ragged
         given = np.zeros(0)
-    if given.shape == (len(chain),) and given.dtype.kind in "iuf":
+    groups = given.shape[:-1]
+    fits = given.shape[-1:] == (len(chain),) and (not groups or (len(groups) == 1 and 0 < groups[0] <= _MOST_GROUPS))
+    if fits and given.dtype.kind in "iuf":
         with np.errstate(over="ignore"):
             found = given.astype(np.float32)
         if ((found >= 0) & (found <= _MOST_SCORE)).all():  # NaN is neither

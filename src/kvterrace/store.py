@@ -241,8 +241,9 @@ class Store:
         """Say that the resident prefix of `chain` was used now.
 
         Args:
-            scores: attention that each block of the chain received since the last touch, shape `(len(chain),)`, not
-                negative; it is added to the block's decayed cumulative score.
+            scores: attention that each block of the chain received since the last touch, shape `(len(chain),)`, or
+                `(groups, len(chain))` for up to 16 groups of layers; not negative. It is added to the block's decayed
+                cumulative score. Cold blocks leave DRAM first, well-attended runs later; the SSD keeps both.
         """
         require_chain(chain)
         if scores is not None:

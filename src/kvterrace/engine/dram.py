@@ -39,6 +39,7 @@ class DramSpace:
         #: Bytes of the slots that are READY.
         self.ready_nbytes = 0
         self._awaited: OrderedDict[int, float] = OrderedDict()  # block -> when it was prefetched, oldest first
+        self._going: dict[int, None] = {}  # blocks that go before all others, the first first
 
     @property
     def nbytes(self) -> int:
@@ -103,6 +104,9 @@ class DramSpace:
         """As `free`, for many blocks."""
         table = self._table
         self.used(ids)
+        if self._going:
+            for block in ids.tolist():
+                self._going.pop(block, None)
         slots = table.slot[ids]
         assert (slots != NOWHERE).all(), "a slot was freed twice"
         ready = (table.state[ids] == DramState.READY).tolist()
@@ -145,6 +149,13 @@ class DramSpace:
         if more > 0:
             self._resident = np.concatenate([self._resident, np.zeros(more + len(self._resident) // 4, np.int32)])
 
+    def go_first(self, ids: Ids, others: Ids) -> None:
+        """`ids`, in this order, are the first to leave from now on, if they have a copy below; `others` are not."""
+        if self._going:
+            for block in others.tolist():
+                self._going.pop(block, None)
+        self._going.update(dict.fromkeys(ids[self._table.slot[ids] != NOWHERE].tolist()))
+
     def offset(self, block: int) -> int:
         """Byte offset of the slot of `block` in the arena."""
         return int(self._table.slot[block]) * PAGE_NBYTES
@@ -166,6 +177,16 @@ class DramSpace:
         `slot_nbytes` gives a slot's size by namespace number.
         """
         chosen: list[Ids] = []
+        if self._going:
+            ids = np.fromiter(self._going, np.int32, len(self._going))
+            ids = ids[self._may_go(ids, droppable=False, awaited=awaited, kept=True)]
+            sizes = [slot_nbytes[self._tree.run_of(block).namespace] for block in ids.tolist()]
+            before = np.cumsum(np.array(sizes, np.int64)) - sizes
+            ids = ids[before < nbytes]
+            nbytes -= sum(sizes[: len(ids)])
+            chosen.append(ids)
+            if nbytes <= 0:
+                return ids
         promising: set[int] | None = None
         for tried, number in enumerate(self.policy.victims()):
             if tried == _RUNS_TRIED:
@@ -176,6 +197,8 @@ class DramSpace:
                 continue
             run = self._tree.run(number)
             ids = run.ids[::-1]
+            if chosen and self._going:
+                ids = ids[~np.isin(ids, chosen[0])]
             found = ids[self._may_go(ids, droppable=droppable, awaited=awaited, kept=number in keep)]
             if not len(found):
                 continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from kvterrace.engine.attention import Scored
 from kvterrace.engine.below import CopiesBelow
 from kvterrace.engine.blocks import NOWHERE, BlockTable, DramState, Ids, Verdict
 from kvterrace.engine.dirty import DirtyRuns
@@ -27,19 +28,19 @@ class GivingUp:
         slot_nbytes: dict[int, int],
         below: CopiesBelow,
         *,
-        scored_s: dict[int, float],
+        scored: dict[int, Scored],
     ) -> None:
         """
         Args:
             slot_nbytes: size of a slot by namespace.
-            scored_s: has no entry for a run that is forgotten.
+            scored: has no entry for a run that is forgotten.
         """
         self._table = table
         self._tree = tree
         self._dram = dram
         self._dirty = dirty
         self._slot_nbytes = slot_nbytes
-        self._scored_s = scored_s
+        self._scored = scored
         self._below = below
         #: Blocks that were invalidated while in use: given up at the last release.
         self.doomed: set[int] = set()
@@ -147,7 +148,7 @@ class GivingUp:
             parent, whole = at.parent, gone == len(at)
             if whole:
                 self._dirty.since_s.pop(at.number, None)
-                self._scored_s.pop(at.number, None)
+                self._scored.pop(at.number, None)
             freed = self._tree.trim(at, len(at) - gone)
             self.doomed.difference_update(freed.tolist())
             self._table.release(freed)

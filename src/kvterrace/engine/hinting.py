@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from kvterrace.engine.attention import Attention
 from kvterrace.engine.below import CopiesBelow
 from kvterrace.engine.blocks import NOWHERE, BlockTable
 from kvterrace.engine.dram import DramSpace
@@ -27,11 +28,12 @@ class Hinting:
     hang on is not its own any more, and stays. Where the policy takes no hints, it is left alone.
     """
 
-    def __init__(self, table: BlockTable, tree: RunTree, below: CopiesBelow) -> None:
+    def __init__(self, table: BlockTable, tree: RunTree, below: CopiesBelow, attention: Attention) -> None:
         self.hints = Hints()
         self._table = table
         self._tree = tree
         self._below = below
+        self._attention = attention
         self._oldest = (float("-inf"), 0.0)  # when that was looked at, and what was found
         self._dram: DramSpace | None = None
 
@@ -39,12 +41,16 @@ class Hinting:
         """Apply hints to this tier's order, too."""
         self._dram = dram
 
+    def now(self, now_s: float) -> None:
+        """Time has passed."""
+        self.hints.now(now_s)
+        self._attention.now(now_s)
+
     def spared(self, number: int) -> Sequence[int]:
-        """For `HintedLru`: what stays though it is the turn of run `number`; leaf first."""
-        if not len(self.hints):
-            return ()
+        """For `HintedLru`: what stays though it is the turn of run `number`, for a hint or its scores; leaf first."""
         run = self._tree.run(number)
-        if not self.hints.spares(run.sequence):
+        scored = bool(self._attention.runs) and self._attention.spares(number)
+        if not scored and not (len(self.hints) and self.hints.spares(run.sequence)):
             return ()
         return [one.number for one in self._tree.lineage(run)]
 

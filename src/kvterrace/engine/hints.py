@@ -47,7 +47,7 @@ class Hints:
 
     def give(self, sequence: bytes, kind: Hint, seconds: float | None, now_s: float) -> None:
         """Remember what was said of `sequence`, known or not, in the place of what was said before."""
-        self._now_s = max(self._now_s, now_s)
+        self.now(now_s)
         if kind is Hint.RETURNS:
             holds_s = min(max(2.0 * (seconds or 0.0), RETURN_LEAST_S), RETURN_MOST_S)
         else:
@@ -56,6 +56,10 @@ class Hints:
         self._given[sequence] = _Given(kind, now_s + holds_s)
         if len(self._given) > MOST_HINTS:
             self._given.popitem(last=False)
+
+    def now(self, now_s: float) -> None:
+        """Time has passed."""
+        self._now_s = max(self._now_s, now_s)
 
     def of(self, sequence: bytes, now_s: float) -> Hint | None:
         """What holds of `sequence` now."""
@@ -73,7 +77,7 @@ class Hints:
 
     def used(self, sequence: bytes, now_s: float) -> None:
         """Something of `sequence` is used, by whomever."""
-        self._now_s = max(self._now_s, now_s)
+        self.now(now_s)
         if self.of(sequence, now_s) in (Hint.SHARED, Hint.PRIORITY):
             self._given[sequence].reprieves = REPRIEVES
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvterrace.engine.admitting import Admitting
+from kvterrace.engine.attention import SCORE_HALF_LIFE_S, Attention
 from kvterrace.engine.below import CopiesBelow
 from kvterrace.engine.blocks import NOWHERE, BlockTable, DramState, Geometry, Ids
 from kvterrace.engine.dealing import Dealing
@@ -28,9 +29,6 @@ from kvterrace.policy.admission import Admission, WriteBudget
 from kvterrace.policy.eviction import EvictionPolicy
 from kvterrace.policy.hinted import HintedLru
 from kvterrace.types import Hint, Tier
-
-#: A block's attention score halves in this time if nothing is added.
-SCORE_HALF_LIFE_S = 60.0
 
 #: By whether a block is in DRAM.
 _TIERS = np.array([Tier.SSD, Tier.DRAM], dtype=object)
@@ -63,16 +61,16 @@ class Ledger:
         self.next_put_seq = 1
         self._slot_nbytes: dict[int, int] = {}
         self.dirty = DirtyRuns(self.table, self.tree, self._slot_nbytes, self.doomed)
-        self._scored_s: dict[int, float] = {}  # run number -> when its scores were last brought up to date
+        self.attention = Attention(self.table, self.tree)
         self._below = CopiesBelow(self.table, self.tree, self.dirty, self.dealing, self._slot_nbytes)
-        self._hinting = Hinting(self.table, self.tree, self._below)
+        self._hinting = Hinting(self.table, self.tree, self._below, self.attention)
         self.dram = DramSpace(dram_nbytes, self.table, self.tree, policy or HintedLru(self._hinting.spared))
         self._hinting.serve(self.dram)
         parts = self.table, self.tree, self.dram, self.dirty, self._slot_nbytes, self._below
         hints, admission = self._hinting.hints, Admission(budget)
         self.admitting = Admitting(self.table, self.tree, self.dirty, self._below, self._slot_nbytes, hints, admission)
         self.dirty.judge = self.admitting.judge
-        self._giving_up = GivingUp(*parts, scored_s=self._scored_s)
+        self._giving_up = GivingUp(*parts, scored=self.attention.runs)
         self._room = DramRoom(*parts, self._giving_up)
 
     @property
@@ -169,6 +167,7 @@ class Ledger:
 
     def wanted(self, ids: Ids, now_s: float) -> None:
         """A request asks for these blocks; before `touch`."""
+        self._hinting.now(now_s)
         self.admitting.wanted(ids, now_s)
 
     def hint(self, sequence: bytes, kind: Hint, seconds: float | None, now_s: float) -> None:
@@ -176,22 +175,18 @@ class Ledger:
         self._hinting.hint(sequence, kind, seconds, now_s)
 
     def add_scores(self, chain: KeyChain, scores: np.ndarray, now_s: float) -> None:
-        """Add attention scores to the blocks of `chain` that the index knows; what they had before has decayed to
-        half for every `SCORE_HALF_LIFE_S` since their run was scored last."""
-        steps = self.tree.walk(chain)
-        at = 0
-        for run, count in steps:
-            since_s = now_s - self._scored_s.get(run.number, now_s)
-            self.table.score[run.ids] *= 0.5 ** (since_s / SCORE_HALF_LIFE_S)
-            self.table.score[run.ids[:count]] += scores[at : at + count]
-            self._scored_s[run.number] = now_s
-            at += count
+        """Add attention scores, shape `(blocks,)` or `(layer groups, blocks)`, to the blocks of `chain` that the index
+        knows; what they had before has decayed. Those that are cold by now are the first to leave DRAM.
+        """
+        by_group = np.atleast_2d(scores)
+        tokens = chain.namespace.layout.block_tokens
+        cold, others = self.attention.add(self.tree.walk(chain), by_group, tokens, now_s)
+        self.dram.go_first(cold, others)
 
     def _split(self, run: Run, at: int) -> None:
         tail = self.tree.split(run, at)
         self.dram.split(run, tail)
-        if run.number in self._scored_s:
-            self._scored_s[tail.number] = self._scored_s[run.number]
+        self.attention.split(run, tail)
         self.dirty.split(run, tail)
 
     def hold(self, ids: Ids) -> None:
@@ -253,6 +248,7 @@ class Ledger:
         Each has a slot to be filled and is held. Returns their ids and the put-sequence number of the first; those of
         the others follow.
         """
+        self._hinting.now(now_s)
         keep = {run.number for run, _ in self.tree.walk(chain, at)}
         offsets = self._room.extents(self._slot_nbytes[namespace], stop - at, last_copies=True, keep=keep)
         if not offsets:

@@ -135,7 +135,7 @@ def _check_dirty(ledger: Ledger) -> None:
     runs = {int(table.run[block]) for block in dirty}
     listed = set(ledger.dirty.since_s)
     assert listed == runs, f"runs listed as dirty {sorted(listed)[:5]}, dirty {sorted(runs)[:5]}"
-    for number in ledger._scored_s:  # noqa: SLF001
+    for number in ledger.attention.runs:
         ledger.tree.run(number)
 
 
