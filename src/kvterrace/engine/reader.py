@@ -15,6 +15,7 @@ import numpy as np
 from kvterrace.buffers import Bytes
 from kvterrace.engine.blocks import NOWHERE, DramState, Ids
 from kvterrace.engine.core import Core, OnResult
+from kvterrace.engine.foresight import Foresight
 from kvterrace.engine.landing import (
     Copy,
     Landing,
@@ -57,6 +58,7 @@ class Reader:
         self._busy_after_s = busy_after_s
         self._waiting = (Line(), Line())  # demand, prefetch: no slot yet
         self._shared: dict[int, list[Want]] = {}  # block being read -> who else wants it
+        self._foresight = Foresight(core.ledger, core.stats)
         self._records = RecordReads(core, self._landed, expired=self._expired, time_left=self._time_left)
         #: By volume: told of a segment whose file a read says is gone or cut, and of that read.
         self.suspects: dict[int, Callable[[Segment, Landing], None]] = {}
@@ -84,6 +86,7 @@ class Reader:
         wanted = ~ledger.doomed(mine)
         ledger.hold(mine[wanted])
         if transfer.kind is TransferKind.GET:
+            self._foresight.used(mine, now_s)
             ledger.dram.used(mine)
         copies: list[Want] = []
         table = ledger.table  # of blocks that are held, nothing in it changes before the next result is taken in
@@ -99,6 +102,27 @@ class Reader:
         for index in range(max(transfer.start, len(ids)), transfer.stop):
             transfer.settle(index, Miss())
         self._copy(copies, Tier.DRAM)
+        cold = transfer.kind is TransferKind.GET and transfer.layers is None and len(ids) == transfer.stop
+        if cold and bool((table.state[mine] == _EMPTY).any()):
+            self._bring_along(transfer, self._foresight.neighbours(ids, now_s))
+
+    def _bring_along(self, read: Transfer, blocks: Ids) -> None:
+        """Prefetch what lies behind the end of a read, as if its caller had asked for it."""
+        if not len(blocks):
+            return
+        transfer = Transfer(
+            TransferKind.PREFETCH,
+            read.chain,
+            0,
+            len(blocks),
+            buffers=None,
+            submitted_s=read.submitted_s,
+            deadline_s=None,
+        )
+        self._foresight.bringing(transfer, self._core.ledger.geometry_of(int(blocks[0])).record_nbytes)
+        self._core.ledger.hold(blocks)
+        for index, block in enumerate(blocks.tolist()):
+            self._route(Want(transfer, index, block), [])
 
     def bring(self, blocks: Ids, now_s: float) -> Transfer:
         """Prefetch blocks by id, for the store itself (carrying them out of a segment). Those that find no room end
@@ -118,6 +142,7 @@ class Reader:
         long.
         """
         self._core.ledger.dram.expire(now_s)
+        self._foresight.sweep(now_s)
         for volume in self._core.volumes:
             volume.gate.watch(now_s)
         for queue, io_class in zip(self._waiting, (IoClass.DEMAND, IoClass.PREFETCH), strict=True):
@@ -308,6 +333,9 @@ class Reader:
             ledger.landed(block)
             if one.want.transfer.kind is TransferKind.PREFETCH:
                 core.stats.prefetched_blocks += 1
+                joined = any(want.transfer.kind is TransferKind.GET for want in others)
+                self._foresight.brought(block, one.want.transfer, core.clock.monotonic_s(), joined=joined)
+            self._foresight.read(one.geometry.record_nbytes, core.clock.monotonic_s())
             self._expect([one.want, *others])
             self._answer(one.want, one.fault or outcome)
             copies: list[Want] = []
