@@ -148,7 +148,7 @@ def test_where_it_wastes_more_than_it_saves_it_rests_and_tries_again(tmp_path: P
         box.rest()
         return blocks_read(box) - before - 1
 
-    got = []
+    got: list[int] = []
     while not got or got[-1]:
         got.append(brought(chains[len(got)]))
         box.step(AWAITED_S + 1.5)
