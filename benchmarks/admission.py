@@ -5,7 +5,8 @@ usage: python benchmarks/admission.py TRACE... [--dram 0.02] [--ssd 0.30] [--coa
 
 TRACE is a file in Mooncake's format (hash_ids) or with run-length coded ids (hash_runs), gzipped or not. Sizes are
 shares of the trace's different blocks, and so are budgets: of the whole trace, given out evenly, with a tenth of it
-saved up at most. Beside the store's own choice runs second touch: what was used in two turns, while there is budget.
+saved up at most. Beside the store's own choice runs second touch, while there is budget: of a run that was used in
+two turns, all of it, or the part that was.
 
 The choice is the store's; the tiers around it are plain (least recently used, tail first, block by block), so that a
 trace takes seconds. `--ledger` has the production ledger do it: minutes to hours. No bytes are moved, and the clock is
@@ -30,12 +31,14 @@ from kvterrace.sim.ladder import LedgerLadder
 from kvterrace.sim.traces import TraceRequest, read_trace
 
 #: Of the trace's different blocks; None: no budget, all is written.
-BUDGETS = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.65, 0.8, 1.0, None)
+BUDGETS = (0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.65, 0.8, 1.0, None)
 BEHIND_S, TURN_S = 2.0, 1.0
 
 
 class SecondTouch(Admission):
-    """Nothing but what was used in two turns."""
+    """Nothing but what was used in two turns: of a run, the part that was, or all of it (plain tiers)."""
+
+    whole_runs = False
 
     def is_short(self, now_s: float) -> bool:  # noqa: ARG002 - whatever is left
         return True
@@ -43,6 +46,16 @@ class SecondTouch(Admission):
     def admits(self, history: History, now_s: float) -> bool:
         assert self.budget is not None
         return history is History.SEEN and self.budget.left_nbytes(now_s) > 0
+
+
+class SecondTouchOfRuns(SecondTouch):
+    """A run of which something was used in two turns."""
+
+    whole_runs = True
+
+
+#: By name. The last is the store's own.
+RULES = {"second touch of runs": SecondTouchOfRuns, "second touch": SecondTouch, "kvterrace": Admission}
 
 
 @dataclass(slots=True)
@@ -127,6 +140,8 @@ class PlainLadder:
         parts = [(waiting, None)]
         if admission.is_short(now_s):
             seen = next((at for at, one in enumerate(waiting) if one not in self._seen), len(waiting))
+            if getattr(admission, "whole_runs", False) and not self._seen.isdisjoint(waiting):
+                seen = len(waiting)
             goes_on = run.begins + seen >= len(waiting) - seen
             new = History.GOES_ON if goes_on else History.NEW
             parts = [(waiting[:seen], History.SEEN), (waiting[seen:], new)]  # type: ignore[list-item]
@@ -157,7 +172,7 @@ def replay(
     requests: Sequence[TraceRequest], sizes: tuple[int, int], rule: str, budget: WriteBudget | None, *, nbytes: int
 ) -> tuple[float, float, float]:
     """Blocks written; shares of accesses that hit DRAM and SSD. `nbytes` of a record: 1 for plain tiers."""
-    admission = Admission(budget) if rule == "kvterrace" else SecondTouch(budget)
+    admission = RULES[rule](budget)
     if nbytes == 1:
         plain = PlainLadder(*sizes, admission)
         for request in requests:
@@ -180,8 +195,10 @@ def rows(name: str, requests: Sequence[TraceRequest], dram: float, ssd: float, *
     blocks = len(np.unique(np.concatenate([request.ids for request in requests])))
     seconds = requests[-1].at_s - requests[0].at_s
     sizes, enough = (int(dram * blocks), int(ssd * blocks)), False
-    for rule, share in itertools.product(("second touch", "kvterrace"), BUDGETS):
-        if rule == "second touch" and (share is None or enough):
+    for rule, share in itertools.product(RULES, BUDGETS):
+        if share == BUDGETS[0]:
+            enough = False
+        if rule != "kvterrace" and (share is None or enough):
             continue  # it has no use for more
         written, *hits = replay(requests, sizes, rule, budget_of(share, blocks, seconds, nbytes), nbytes=nbytes)
         written /= blocks
@@ -200,7 +217,7 @@ def plot(files: Sequence[Path], target: Path) -> None:
     names = list(dict.fromkeys(row["trace"] for row in found))
     figure, panels = plt.subplots(1, len(names), figsize=(4.2 * len(names), 3.4), squeeze=False)
     for panel, name in zip(panels[0], names, strict=True):
-        for rule, mark in (("kvterrace", "o-"), ("second touch", "s--")):
+        for rule, mark in zip(RULES, ("s:", "^--", "o-"), strict=True):
             some = [row for row in found if row["trace"] == name and row["rule"] == rule]
             points = sorted((float(row["written"]), 100 * float(row["ssd_hits"])) for row in some)
             panel.plot(*zip(*points, strict=True), mark, label=rule, markersize=4)

@@ -73,10 +73,12 @@ class History(enum.IntEnum):
 class Admission:
     """Which histories are worth a write at the moment. Not thread-safe: the ledger's owner serialises.
 
-    Of parts of runs that were judged, written or not, it counts how often their blocks are asked for again when DRAM
-    does not hold them: what writing them is worth. While writes are short, the history with the highest count is
-    admitted as long as there is any budget, the next while more than a third of what counts as short is left, the last
-    above two thirds. So the budget itself finds how far down the list it reaches. 0.9 MB of memory.
+    While writes are short, what was seen is admitted as long as there is any budget; of the two kinds of what is new,
+    the one that is worth more while more than a third of what counts as short is left, the other above two thirds. So
+    the budget itself finds how far down the list it reaches. What they are worth is learned: of parts of runs that were
+    judged, written or not, it counts how often their blocks are asked for again when DRAM does not hold them. What was
+    seen comes first whatever the counts say: a new end of a conversation is asked for as often, but is of use only
+    where its beginning was written. 0.9 MB of memory.
     """
 
     def __init__(self, budget: WriteBudget | None) -> None:
@@ -103,7 +105,8 @@ class Admission:
         """Whether blocks with this history are worth a write now."""
         if self.budget is None:
             return True
-        rank = int(np.count_nonzero(self.worth > self.worth[history]))
+        new = self.worth[History.GOES_ON :]
+        rank = 0 if history is History.SEEN else 1 + int(np.count_nonzero(new > self.worth[history]))
         return self.budget.left_nbytes(now_s) > _SHORT * self.budget.daily_nbytes * rank / len(History)
 
     def judged(self, keys: Keys, history: History) -> None:
