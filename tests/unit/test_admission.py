@@ -10,6 +10,7 @@ from tests.harness import SMALL, SMALL_NBYTES, Box, chain_of
 from tests.unit.test_ledger import RECORD, open_segment, put, tiers
 
 from kvterrace.clock import ManualClock
+from kvterrace.engine.blocks import Verdict
 from kvterrace.engine.budgeting import recover_budget
 from kvterrace.engine.ledger import Geometry, Ledger
 from kvterrace.engine.space import SegmentSpace
@@ -247,13 +248,14 @@ def test_what_a_client_wants_kept_is_written_whatever_is_left(kind: Hint) -> Non
 
 
 def test_what_had_a_copy_and_lost_it_is_written_again() -> None:
-    """As reclaim does it: what is carried over must not be lost for want of budget."""
+    """As reclaim does it, after a restart: what is carried over must not be lost for want of budget."""
     ledger = short(0.6)
     ids = put(ledger, A, 0.0)
     assert written(ledger, 5.0) == 4
     budget = ledger.admitting.admission.budget
     assert budget is not None
     budget.spend(700.0 * RECORD, 5.0)
+    ledger.table.verdict[ids] = Verdict.NONE  # what was found on the drive was never judged
     for block in ids.tolist():
         ledger.lost(block, 6.0)
     assert written(ledger, 10.0) == 4

@@ -74,6 +74,17 @@ def test_the_coldest_blocks_leave_first_sinks_and_recent_ones_stay(tmp_path: Pat
     assert set(kinds(box.get_now(mine))) == {"Hit"}, "the drive has all of it"
 
 
+def test_a_sink_and_what_is_recent_are_not_cold_whatever_they_have(tmp_path: Path) -> None:
+    mine = chain(1, BLOCKS)
+    box = filled(tmp_path, mine, dram_blocks=BLOCKS)
+    scores = np.ones(BLOCKS)
+    scores[[0, 5, BLOCKS - RECENT_TOKENS // BLOCK_TOKENS, BLOCKS - 1]] = 0.0
+    box.store.touch(mine, scores=scores)
+    box.put_now(chain(2, 3))
+    assert sorted(set(range(BLOCKS)) - set(in_dram(box, mine))) == [5, BLOCKS - 2, BLOCKS - 1]
+    box.check()
+
+
 def test_a_well_attended_run_is_passed_over_once_until_its_scores_have_faded(tmp_path: Path) -> None:
     for wait_s, stays in ((1.0, True), (20 * SCORE_HALF_LIFE_S, False)):
         old, young, more = chain(1, 4), chain(2, 4), chain(3, 4)
