@@ -311,3 +311,14 @@ def test_the_accounting_survives_restarts_of_a_store(tmp_path: Path) -> None:
     assert left == pytest.approx([(90 - 10 * round_) * SMALL_NBYTES for round_ in range(3)], abs=SMALL_NBYTES / 2)
     assert (tmp_path / "store" / "partitions" / box.partition / "budget").stat().st_size == 40
     box.check()
+
+
+def test_a_budget_of_nothing_is_written_down_once_and_writes_nothing(tmp_path: Path) -> None:
+    box = Box(tmp_path / "store", dram_blocks=16, segments=24, daily_write_nbytes=0)
+    box.put_now(chain_of(SMALL, [1] * 4))
+    assert box.store.flush(100.0), "nothing is owed"
+    box.patience = 50
+    for _ in range(200):
+        box.step(1.0)
+    assert box.store.stats().ssd_written_nbytes == 0
+    box.check()

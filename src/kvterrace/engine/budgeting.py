@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 #: What is left is written down again once it differs by this share of a day's budget: more than that, and what is in
 #: flight, no crash gives back.
-_STEP = 1 / 256
+_STEP, _LEAST_STEP_NBYTES = 1 / 256, 4096
 
 
 def recover_budget(files: Sequence[BudgetFile], daily_nbytes: int, clock: Clock) -> WriteBudget:
@@ -48,7 +48,7 @@ class BudgetKeeper:
     def pump(self, now_s: float) -> None:
         """Write down what is left, if that is worth it by now."""
         left_nbytes = self._budget.left_nbytes(now_s)
-        step_nbytes = _STEP * self._budget.daily_nbytes
+        step_nbytes = max(_STEP * self._budget.daily_nbytes, _LEAST_STEP_NBYTES)
         if self._written_nbytes is None or abs(left_nbytes - self._written_nbytes) >= step_nbytes:
             self.save(now_s)
 
