@@ -93,7 +93,10 @@ class Admission:
 
     def is_short(self, now_s: float) -> bool:
         """Whether writes have to be chosen."""
-        return self.budget is not None and self.budget.left_nbytes(now_s) < _SHORT * self.budget.daily_nbytes
+        if self.budget is None:
+            return False
+        left_nbytes = self.budget.left_nbytes(now_s)
+        return left_nbytes <= 0 or left_nbytes < _SHORT * self.budget.daily_nbytes
 
     @property
     def worth(self) -> npt.NDArray[np.float64]:
