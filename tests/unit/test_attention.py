@@ -133,6 +133,8 @@ def test_what_dram_alone_holds_is_not_cold(tmp_path: Path) -> None:
     box.put_now(mine)
     for step in range(STEPS):
         box.store.touch(mine, scores=RECORDED[step])
+        box.step(10.0)
+    assert len(box.store._core.ledger.dram._going) > 1, "some are cold"
     box.put_now(chain(2, 3))
     assert in_dram(box, mine) == list(range(BLOCKS - 3))
     box.check()

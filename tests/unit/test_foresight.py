@@ -60,6 +60,10 @@ def test_a_read_from_dram_of_layers_or_past_what_is_known_brings_nothing(tmp_pat
 
 def test_only_the_branch_that_was_read_is_brought(tmp_path: Path) -> None:
     box, (left, right) = cold(tmp_path, [1, 1, 2, 2, 2, 2], [1, 1, 3, 3, 3, 3])
+    box.get_now(left, 0, 1)
+    box.rest()
+    for chain in (left, right):
+        assert box.store.match(chain).tiers == (Tier.DRAM,) * 2 + (Tier.SSD,) * 4, "up to the fork"
     box.get_now(left, 0, 3)
     box.rest()
     assert box.store.match(left).tiers == (Tier.DRAM,) * 6
