@@ -42,7 +42,7 @@ class Hint(enum.Enum):
     #: It comes back in about so many seconds: a tool runs, or a person reads.
     RETURNS = "returns"
     #: Asked once and never again: a batch job.
-    ONE_OFF = "one-off"
+    ONE_OFF = "one_off"
     #: Others will use it, too: a system prompt, a document.
     SHARED = "shared"
     #: It matters more than others.

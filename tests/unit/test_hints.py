@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 from tests.harness import SMALL, Box, chain_of, kinds
+from tests.unit.test_ledger import RECORD
 
 from kvterrace.engine import hints as module
 from kvterrace.engine.hints import HOLDS_S, REPRIEVES, Hints
+from kvterrace.engine.ledger import Geometry, Ledger
 from kvterrace.errors import ConfigError
+from kvterrace.policy.eviction import LruTailFirst
 from kvterrace.policy.hinted import HintedLru
 from kvterrace.types import Hint, Hit, Tier
 
@@ -239,6 +242,29 @@ def test_what_is_kept_keeps_what_it_hangs_on() -> None:
         policy_done.append(run)
         order.append(run)
     assert order == [2, 4, 3, 1]
+
+
+def test_a_policy_that_takes_hints_is_told_where_the_sequence_ends() -> None:
+    told: list[tuple[int, str, float, float]] = []
+
+    class Policy(LruTailFirst):
+        def hint(self, key: int, kind: str, seconds: float, now_s: float) -> None:
+            told.append((key, kind, seconds, now_s))
+
+    ledger = Ledger(16 * RECORD, None, policy=Policy())
+    ledger.add_namespace(0, Geometry(4096, 256), SMALL.digest)
+    left, right = chain_of(SMALL, [1, 1, 2]), chain_of(SMALL, [1, 1, 3])
+    for chain, start in ((left, 0), (right, 2)):
+        ids, _ = ledger.begin_put(chain, start, 3, namespace=0, sequence=b"a", now_s=0.0)
+        for block in ids.tolist():
+            ledger.filled(block, 0.0)
+            ledger.let_go(block)
+    ledger.hint(b"a", Hint.RETURNS, 7.0, 2.0)
+    ledger.hint(b"unknown", Hint.CLOSED, None, 3.0)
+    ends = {int.from_bytes(chain.key(2)[:8], "little") for chain in (left, right)}
+    assert {one[0] for one in told} == ends and {one[1:] for one in told} == {("returns", 7.0, 2.0)}
+    ledger.hint(b"a", Hint.ONE_OFF, None, 4.0)
+    assert {one[1:] for one in told[2:]} == {("one_off", HOLDS_S, 4.0)}
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from kvterrace.engine.attention import Attention
 from kvterrace.engine.below import CopiesBelow
 from kvterrace.engine.blocks import NOWHERE, BlockTable
 from kvterrace.engine.dram import DramSpace
-from kvterrace.engine.hints import Hints
+from kvterrace.engine.hints import HOLDS_S, Hints
 from kvterrace.engine.tree import Run, RunTree, Step
-from kvterrace.policy.hinted import HintedLru
+from kvterrace.policy.hinted import HintedLru, TakesHints
 from kvterrace.types import Hint
 
 __all__ = ["Hinting"]
@@ -57,6 +57,11 @@ class Hinting:
     def hint(self, sequence: bytes, kind: Hint, seconds: float | None, now_s: float) -> None:
         """Remember a hint, and apply it to what is there."""
         self.hints.give(sequence, kind, seconds, now_s)
+        if self._dram is not None and isinstance(self._dram.policy, TakesHints):
+            for run in self._tree.sequences.of(sequence):
+                if not any(child.sequence == sequence for child in run.children):  # where it ends, or each branch of it
+                    key = int.from_bytes(self._table.key[run.ids[-1], :8].tobytes(), "little")
+                    self._dram.policy.hint(key, kind.value, HOLDS_S if seconds is None else seconds, now_s)
         if self.hints.goes(sequence, now_s):
             self._sink(sequence, now_s)
         else:

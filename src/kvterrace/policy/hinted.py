@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol, runtime_checkable
 
 from kvterrace.policy.eviction import LruTailFirst
 
-__all__ = ["HintedLru"]
+__all__ = ["HintedLru", "TakesHints"]
+
+
+@runtime_checkable
+class TakesHints(Protocol):
+    """A policy that makes its own use of hints, as the return-index directory does."""
+
+    def hint(self, key: int, kind: str, seconds: float, now_s: float) -> None:
+        """What is known of the sequence that ends in the block `key` (the first 8 bytes of its key, little-endian).
+
+        `kind` is the value of a `Hint`; `seconds` until it returns, or for how long the hint holds. Unknown keys are
+        ignored.
+        """
+        ...
 
 
 class HintedLru(LruTailFirst):
