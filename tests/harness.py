@@ -138,6 +138,9 @@ class Box:
             alone = len(self.devices) == 1
             roots = [self.root if alone else self.root / f"d{number}" for number in range(len(self.devices))]
             directories = [StoreDirectory.open(root, self.partition, created_unix_s=0.0) for root in roots]
+        if self.daily_write_nbytes is not None:  # its file is in the real folder, which the fake drive does not list
+            there = bool(directories) and (directories[0].partition / "budget").exists()
+            self.made_up_nbytes = 0 if there or not directories else 4096
         pairs = list(zip(directories, self.devices, strict=False))
         one = len(pairs) == 1
         self.copies = self.device if len(pairs) < 2 else FakeDevice(self.clock)

@@ -309,7 +309,7 @@ def test_the_accounting_survives_restarts_of_a_store(tmp_path: Path) -> None:
         assert box.reopen()
         assert box.store.stats().ssd_write_left_nbytes == pytest.approx(left[-1], abs=SMALL_NBYTES / 4)
     assert left == pytest.approx([(90 - 10 * round_) * SMALL_NBYTES for round_ in range(3)], abs=SMALL_NBYTES / 2)
-    assert (tmp_path / "store" / "partitions" / box.partition / "budget").stat().st_size == 40
+    assert (tmp_path / "store" / "partitions" / box.partition / "budget").stat().st_size == 4096
     box.check()
 
 

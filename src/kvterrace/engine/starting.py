@@ -39,8 +39,8 @@ def lead(
     busy_after_s: float,
     daily_write_nbytes: int | None = None,
 ) -> Mover:
-    """The mover of a partition that this process writes. Arguments as for `Store`. Blocks; makes the files of the write
-    budget where they are missing, and changes nothing else yet.
+    """The mover of a partition that this process writes. Arguments as for `Store`. Blocks; makes the file of the write
+    budget where it is missing, and changes nothing else yet.
 
     Raises:
         StoreUnusableError: or one of its kinds: a drive cannot be read.
@@ -60,6 +60,8 @@ def lead(
         if isinstance(volume.engine, RegistersMemory):
             volume.engine.register_memory(core.arena.view(0, core.arena.nbytes))
     found = [volume.recover() for volume in volumes]
+    for file, volume in zip(files, volumes, strict=False):  # not before a store of a newer format was refused
+        volume.space.other_nbytes += file.make()
     if volumes:
         rebuild(core, [segment for segments in found for segment in segments], clock.monotonic_s())
     mover = Mover(core, busy_after_s=busy_after_s)

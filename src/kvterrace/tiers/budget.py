@@ -2,33 +2,48 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import struct
 from pathlib import Path
 
 from kvterrace.format.checksum import crc32c
+from kvterrace.format.record import PAGE_NBYTES
 
 __all__ = ["BudgetFile"]
 
 _MAGIC = b"KVTBUDGT"
 _VERSION = 1
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 # magic, version, CRC32C (of all 40 bytes, itself as 0), bytes left, unix time (ns), bytes a day
 _RECORD = struct.Struct("<8sIIqQQ")
 assert _RECORD.size == 40
 
 
 class BudgetFile:
-    """The file of one partition on one drive: 40 bytes, written in place. Only the partition's writer uses it.
+    """The file of one partition on one drive: a page, written in place. Only the partition's writer uses it.
 
     It is bookkeeping and nobody's data: one that is missing, torn or of another version counts as none.
     """
 
     def __init__(self, partition: Path) -> None:
-        """Make the file if it is not there, so that it is counted from the start. Blocks. Never raises OSError."""
+        """Nothing is made or read yet."""
         self.path = partition / "budget"
-        with contextlib.suppress(OSError):
-            self.write(0, 0, 0, only_new=True)
+
+    def make(self) -> int:
+        """Make the file, saying nothing, if it is not there; returns what it takes of the capacity: 0 if it was there,
+        or cannot be made. Blocks.
+        """
+        try:
+            fd = os.open(self.path, _FLAGS | os.O_EXCL, 0o600)
+        except OSError:
+            return 0
+        try:
+            os.pwrite(fd, bytes(PAGE_NBYTES), 0)
+        except OSError:
+            return 0  # a full drive: what it takes is a part of a page at most
+        finally:
+            os.close(fd)
+        return PAGE_NBYTES
 
     def read(self) -> tuple[int, float, int] | None:
         """Bytes left, at which time (unix seconds), of how many a day; None: it says nothing. Blocks."""
@@ -45,7 +60,7 @@ class BudgetFile:
             return None
         return left, unix_ns / 1e9, daily
 
-    def write(self, left_nbytes: int, unix_s: float, daily_nbytes: int, *, only_new: bool = False) -> None:
+    def write(self, left_nbytes: int, unix_s: float, daily_nbytes: int) -> None:
         """Write down what is left. Blocks; not synced: what a crash takes back is a little of the budget.
 
         Raises:
@@ -53,8 +68,7 @@ class BudgetFile:
         """
         fields = (left_nbytes, int(unix_s * 1e9), daily_nbytes)
         record = _RECORD.pack(_MAGIC, _VERSION, crc32c(_RECORD.pack(_MAGIC, _VERSION, 0, *fields)), *fields)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_EXCL if only_new else 0)
-        fd = os.open(self.path, flags, 0o600)
+        fd = os.open(self.path, _FLAGS, 0o600)
         try:
             os.pwrite(fd, record, 0)
         finally:
