@@ -294,8 +294,8 @@ class Store:
         Returns whether all of it was written; False after `timeout_s`, or while the drive takes no writes. Of several
         drives: while none does, or one does not that must learn of an invalidation. A block that has gone wrong on
         every drive too often is not written any more, and is not waited for; nor is what is not worth a write: of a
-        sequence that is over (see `hint`), or while the day's writes are short (`stats().ssd_refused_blocks`). A store that is read only owes nothing:
-        True once the puts under way have ended.
+        sequence that is over (see `hint`), or while the day's writes are short (`stats().ssd_refused_blocks`). A store
+        that is read only owes nothing: True once the puts under way have ended.
         """
         timeout_s = _limit(timeout_s)
         with self._entered():
