@@ -93,6 +93,7 @@ def opened(folder: Path, blocks: int, layout: KVLayout = LAYOUT, *, write_behind
         ssd_bytes=ssd_nbytes_for(blocks * layout.block_nbytes),
         write_behind_s=write_behind_s,
         sigterm_flush=False,
+        ssd_daily_write_bytes="1PB",  # all of it is to be written, whatever it is worth
     )
 
 

@@ -92,6 +92,7 @@ class Box:
         latency_s: float = 100e-6,
         bytes_per_s: float = 2e9,
         drives: int = 1,
+        daily_write_nbytes: int | None = None,
     ) -> None:
         """`segments`: room on each drive. Copies in memory run on the only drive, or beside them if there are more."""
         self.clock = ManualClock(1000.0)
@@ -107,6 +108,7 @@ class Box:
         self.cap_nbytes = segments * SEGMENT_NBYTES * drives
         self.segment_nbytes = SEGMENT_NBYTES
         self.busy_after_s = busy_after_s
+        self.daily_write_nbytes = daily_write_nbytes
         self.writes_policy = WritePolicy(after_s=after_s, batch_nbytes=batch_nbytes)
         self.reads: list[tuple[str, int, int]] = []
         self.writes: list[tuple[str, int, int]] = []
@@ -136,6 +138,9 @@ class Box:
             alone = len(self.devices) == 1
             roots = [self.root if alone else self.root / f"d{number}" for number in range(len(self.devices))]
             directories = [StoreDirectory.open(root, self.partition, created_unix_s=0.0) for root in roots]
+        if self.daily_write_nbytes is not None:  # its file is in the real folder, which the fake drive does not list
+            there = bool(directories) and (directories[0].partition / "budget").exists()
+            self.made_up_nbytes = 0 if there or not directories else 4096
         pairs = list(zip(directories, self.devices, strict=False))
         one = len(pairs) == 1
         self.copies = self.device if len(pairs) < 2 else FakeDevice(self.clock)
@@ -150,6 +155,7 @@ class Box:
             busy_after_s=self.busy_after_s,
             segment_nbytes=self.segment_nbytes,
             background=False,
+            daily_write_nbytes=self.daily_write_nbytes,
         )
 
     @property

@@ -40,7 +40,9 @@ class Kvterrace:
         self._open()
 
     def _open(self) -> Store:
-        self._store = open_store(self._path, dram_bytes=self._dram_nbytes, ssd_bytes=self._ssd_nbytes)
+        self._store = open_store(
+            self._path, dram_bytes=self._dram_nbytes, ssd_bytes=self._ssd_nbytes, ssd_daily_write_bytes="1PB"
+        )
         return self._store
 
     def store(self, memory: Bytes) -> None:

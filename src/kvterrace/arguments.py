@@ -7,15 +7,25 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvterrace.config import is_whole
+from kvterrace.config import is_whole, require_seconds
 from kvterrace.engine.transfers import Transfer
 from kvterrace.errors import ConfigError
 from kvterrace.keys import KeyChain
+from kvterrace.types import Hint
 
-__all__ = ["require_chain", "require_scores", "require_sequence", "require_span", "require_transfer"]
+__all__ = [
+    "require_chain",
+    "require_hint",
+    "require_scores",
+    "require_sequence",
+    "require_span",
+    "require_transfer",
+]
 
 #: Bytes of a sequence's name, as records hold it.
 _SEQUENCE_NBYTES = 16
+#: Layer groups that scores are kept of.
+_MOST_GROUPS = 16
 #: So far from what a float32 holds that no sum of scores comes there.
 _MOST_SCORE = 1e30
 
@@ -45,13 +55,29 @@ def require_sequence(sequence: object) -> bytes:
     return bytes(sequence).ljust(_SEQUENCE_NBYTES, b"\0")
 
 
+def require_hint(sequence: object, kind: object, seconds: object) -> tuple[bytes, Hint, float | None]:
+    """What a hint says of which sequence. Raises ConfigError."""
+    name = require_sequence(sequence)
+    if not any(name):
+        raise ConfigError("sequence: a hint needs the name that its blocks are put with; blocks without one have none")
+    if not isinstance(kind, Hint):
+        raise ConfigError(f"kind: give a Hint, e.g. Hint.CLOSED, not {kind!r}")
+    if kind is Hint.RETURNS and seconds is None:
+        raise ConfigError("seconds: say in how many seconds the sequence returns")
+    return name, kind, None if seconds is None else require_seconds(seconds, "seconds")
+
+
 def require_scores(scores: Any, chain: KeyChain) -> npt.NDArray[np.float32]:
-    """One attention score for each block of `chain`. Raises ConfigError."""
+    """One attention score for each block of `chain`, or one for each and each of a few layer groups. Raises
+    ConfigError.
+    """
     try:
         given = np.asarray(scores)
     except (ValueError, TypeError):  # ragged
         given = np.zeros(0)
-    if given.shape == (len(chain),) and given.dtype.kind in "iuf":
+    groups = given.shape[:-1]
+    fits = given.shape[-1:] == (len(chain),) and (not groups or (len(groups) == 1 and 0 < groups[0] <= _MOST_GROUPS))
+    if fits and given.dtype.kind in "iuf":
         with np.errstate(over="ignore"):
             found = given.astype(np.float32)
         if ((found >= 0) & (found <= _MOST_SCORE)).all():  # NaN is neither

@@ -16,7 +16,8 @@ class Clock(Protocol):
         ...
 
     def unix_s(self) -> float:
-        """Seconds since 1970 (UTC); may jump. Only written down for people to read, never compared."""
+        """Seconds since 1970 (UTC); may jump. Written down for people to read; compared only for how
+        much of a day has passed since the write budget was written down, no more than one at most."""
         ...
 
 

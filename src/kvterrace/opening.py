@@ -14,6 +14,7 @@ from kvterrace.errors import ConfigError
 from kvterrace.format.record import PAGE_NBYTES
 from kvterrace.io.base import IoEngine
 from kvterrace.io.probe import best_engine, choose
+from kvterrace.policy.admission import default_daily_nbytes
 from kvterrace.policy.directories import default_policy
 from kvterrace.shutdown import flush_at_exit
 from kvterrace.store import Store
@@ -36,6 +37,7 @@ def open_store(
     sigterm_flush: bool = True,
     read_only: bool = False,
     trace: str | Path | TraceRecorder | None = None,
+    ssd_daily_write_bytes: int | str | None = None,
 ) -> Store:
     """Open a store, making it if `path` is missing or empty. Blocks while it reads the index and prefaults DRAM.
 
@@ -66,9 +68,14 @@ def open_store(
         sigterm_flush: flush on SIGTERM where the process has no handler of its own; the process then ends at once with
             status 143 (`os._exit`: nothing else that waits for its end is run).
         read_only: read what another process writes; the store, and the partition, must exist. `path` names exactly the
-            drives that the writer has. `ssd_bytes`, `write_behind_s` and `sigterm_flush` mean nothing then.
+            drives that the writer has. `ssd_bytes`, `write_behind_s`, `sigterm_flush` and `ssd_daily_write_bytes` mean
+            nothing then.
         trace: folder to record the traffic to: no text, no token ids, hashes that lead nowhere; at most 256 MiB. A
             `TraceRecorder` for a sample of it, or another cap.
+        ssd_daily_write_bytes: what this partition may write in a day, over restarts; as it runs low, only what is
+            likeliest to be read again is written. None: 0.3 times the size of the drives, which is what consumer
+            drives are rated for over five years, but at least 40 GiB each. A drive rated for three full writes a day
+            takes ten times as much.
 
     Raises:
         ConfigError: an argument that cannot work, or KVTERRACE_ENGINE names an engine that does not.
@@ -84,6 +91,9 @@ def open_store(
     read_only = require_flag(read_only, "read_only")
     dram_nbytes = parse_nbytes(dram_bytes, "dram_bytes") // PAGE_NBYTES * PAGE_NBYTES
     ssd_nbytes = parse_nbytes(ssd_bytes, "ssd_bytes")
+    daily_nbytes = (
+        None if ssd_daily_write_bytes is None else parse_nbytes(ssd_daily_write_bytes, "ssd_daily_write_bytes")
+    )
     if dram_nbytes < PAGE_NBYTES:
         raise ConfigError(f"dram_bytes: {dram_nbytes} B is too small; give at least a few blocks' worth, e.g. 1GiB")
     if read_only and not paths:
@@ -120,6 +130,7 @@ def open_store(
             read_only=read_only,
             make_policy=default_policy,
             recorder=recorder,
+            daily_write_nbytes=_daily_nbytes(paths) if daily_nbytes is None else daily_nbytes,
         )
     except BaseException:
         if recorder is not None:
@@ -131,6 +142,15 @@ def open_store(
         raise
     flush_at_exit(store, on_sigterm=sigterm_flush and not read_only)
     return store
+
+
+def _daily_nbytes(paths: Sequence[Path]) -> int | None:
+    """Bytes a day for the drives under these folders, each counted once."""
+    sizes = {}
+    for path in paths:
+        found = os.statvfs(path)
+        sizes[path.stat().st_dev] = found.f_blocks * found.f_frsize
+    return sum(map(default_daily_nbytes, sizes.values())) or None
 
 
 def _paths(path: object) -> list[Path]:

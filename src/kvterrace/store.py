@@ -12,7 +12,14 @@ from typing import Any, Self
 
 import numpy as np
 
-from kvterrace.arguments import require_chain, require_scores, require_sequence, require_span, require_transfer
+from kvterrace.arguments import (
+    require_chain,
+    require_hint,
+    require_scores,
+    require_sequence,
+    require_span,
+    require_transfer,
+)
 from kvterrace.buffers import BlockBuffers
 from kvterrace.clock import Clock
 from kvterrace.config import require_limit, require_seconds
@@ -31,7 +38,7 @@ from kvterrace.keys import KeyChain, Namespace
 from kvterrace.policy.eviction import EvictionPolicy
 from kvterrace.shutdown import closed
 from kvterrace.tiers.directory import StoreDirectory
-from kvterrace.types import GetOutcome, PutOutcome
+from kvterrace.types import GetOutcome, Hint, PutOutcome
 
 __all__ = ["Store"]
 
@@ -63,6 +70,7 @@ class Store:
         read_only: bool = False,
         make_policy: Callable[[], EvictionPolicy] | None = None,
         recorder: Recorder | None = None,
+        daily_write_nbytes: int | None = None,
     ) -> None:
         """For tests and embedders; see `open_store`. Takes over directories and engines.
 
@@ -75,10 +83,11 @@ class Store:
             background: drive the store by a thread of its own; otherwise `poll`, `wait` and `flush` drive it, on the
                 caller's.
             read_only: follow the process that writes the partition; `directory` and `more` are from
-                `StoreDirectory.view`, and `ssd_nbytes` and `segment_nbytes` mean nothing.
+                `StoreDirectory.view`, and `ssd_nbytes`, `segment_nbytes` and `daily_write_nbytes` mean nothing.
             make_policy: makes the order of eviction of a tier; None: of DRAM least recently used first, of the SSD the
                 oldest.
             recorder: is told what the store does, and closed with it.
+            daily_write_nbytes: what may be written to all drives together in a day; None: as much as comes.
         """
         self._clock = clock
         drives = [*([] if directory is None else [(directory, engine)]), *more]
@@ -104,6 +113,7 @@ class Store:
                 writes=writes,
                 busy_after_s=busy_after_s,
                 make_policy=make_policy,
+                daily_write_nbytes=daily_write_nbytes,
             )
         self._core = mover.core
         self._mover = mover
@@ -261,8 +271,9 @@ class Store:
         """Say that the resident prefix of `chain` was used now.
 
         Args:
-            scores: attention that each block of the chain received since the last touch, shape `(len(chain),)`, not
-                negative; it is added to the block's decayed cumulative score.
+            scores: attention that each block of the chain received since the last touch, shape `(len(chain),)`, or
+                `(groups, len(chain))` for up to 16 groups of layers; not negative. It is added to the block's decayed
+                cumulative score. Cold blocks leave DRAM first, well-attended runs later; the SSD keeps both.
         """
         require_chain(chain)
         if scores is not None:
@@ -274,6 +285,23 @@ class Store:
                 self._core.ledger.add_scores(chain, scores, now_s)
             if self._recorder is not None:
                 self._recorder.touched(chain, scores, now_s)
+
+    def hint(self, sequence: bytes, kind: Hint, *, seconds: float | None = None) -> None:
+        """Say what is known of a sequence's future. Does not block; a wrong hint costs little, and none is needed.
+
+        Args:
+            sequence: as given to `put`; it need not be known yet.
+            kind: CLOSED and ONE_OFF: it goes first, and what of it is not on the SSD is not written any more. RETURNS,
+                SHARED and PRIORITY: it goes after all else. The newest hint for a sequence counts.
+            seconds: for RETURNS, in how many it comes back: it is kept for twice as long, 10 s to 10 min. Else, for how
+                long the hint holds; None: an hour.
+
+        Raises:
+            ConfigError: no name, no `Hint`, or RETURNS without `seconds`.
+        """
+        sequence, kind, seconds = require_hint(sequence, kind, seconds)
+        with self._entered():
+            self._core.ledger.hint(sequence, kind, seconds, self._clock.monotonic_s())
 
     def invalidate(self, chain: KeyChain, *, start: int = 0) -> None:
         """Give up blocks of `chain` from `start` on and everything stored behind them, in every tier, also after a
@@ -300,8 +328,9 @@ class Store:
 
         Returns whether all of it was written; False after `timeout_s`, or while the drive takes no writes. Of several
         drives: while none does, or one does not that must learn of an invalidation. A block that has gone wrong on
-        every drive too often is not written any more, and is not waited for. A store that is read only owes nothing:
-        True once the puts under way have ended.
+        every drive too often is not written any more, and is not waited for; nor is what is not worth a write: of a
+        sequence that is over (see `hint`), or while the day's writes are short (`stats().ssd_refused_blocks`). A store
+        that is read only owes nothing: True once the puts under way have ended.
         """
         timeout_s = _limit(timeout_s)
         with self._entered():

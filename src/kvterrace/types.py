@@ -11,6 +11,7 @@ __all__ = [
     "DeviceFailed",
     "Expired",
     "GetOutcome",
+    "Hint",
     "Hit",
     "Miss",
     "Pending",
@@ -31,6 +32,21 @@ class Tier(enum.IntEnum):
     CXL = 2
     SSD = 3
     REMOTE = 4
+
+
+class Hint(enum.Enum):
+    """What a client knows of a sequence's future, and a store does not; for `Store.hint`."""
+
+    #: The conversation is over.
+    CLOSED = "closed"
+    #: It comes back in about so many seconds: a tool runs, or a person reads.
+    RETURNS = "returns"
+    #: Asked once and never again: a batch job.
+    ONE_OFF = "one_off"
+    #: Others will use it, too: a system prompt, a document.
+    SHARED = "shared"
+    #: It matters more than others.
+    PRIORITY = "priority"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from kvterrace.errors import ConfigError, KVTerraceError, LayoutError, Unsupport
 from kvterrace.keys import KeyChain
 from kvterrace.opening import open_store
 from kvterrace.store import Store
-from kvterrace.types import Busy, Corrupt, DeviceFailed, Expired, GetOutcome, Miss, Stale, Tier
+from kvterrace.types import Busy, Corrupt, DeviceFailed, Expired, GetOutcome, Hint, Miss, Stale, Tier
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -195,8 +195,40 @@ class FaultyStore:
     ) -> Any:
         return self.store.put(chain, blocks, start=start, stop=stop, sequence=sequence)
 
+    def hint(self, sequence: bytes, kind: Hint, *, seconds: float | None = None) -> None:
+        if self.error is not None:
+            raise self.error
+        self.store.hint(sequence, kind, seconds=seconds)
+
     def wait(self, transfer: Any, timeout_s: float | None = None) -> Sequence[Any]:
         return [self.bad.get(i, outcome) for i, outcome in enumerate(self.store.wait(transfer, timeout_s))]
+
+
+@pytest.mark.parametrize("sequence", [b"", b"chat 7"])
+def test_a_closed_conversation_is_not_written_and_an_open_one_is(sequence: bytes, tmp_path: Path) -> None:
+    """Both rows of a batch; the tokens have grown since they were stored, and still name the same conversation."""
+    model, closed, kept = build(), prompt(rows=2), prompt(seed=3)
+    with open_store(tmp_path / "kv", dram_bytes="64MiB", ssd_bytes="64MiB", write_behind_s=1000.0) as store:
+        prefix = PrefixCache(store, model, block_tokens=BLOCK, chunk_tokens=BLOCK)
+        for ids, name in ((closed, sequence), (kept, b"another")):
+            cache, _ = prefix.restore(ids)
+            prefix.prefill(ids, cache)
+            assert prefix.store(ids, cache, sequence=name).missed_blocks == 0
+        longer = torch.cat([closed, closed[:, :5]], dim=1)
+        prefix.hint(longer, Hint.CLOSED, sequence=sequence)
+        prefix.hint(kept[:, : BLOCK - 1], Hint.CLOSED)  # less than a block names nothing
+    with open_store(tmp_path / "kv", dram_bytes="64MiB", ssd_bytes="64MiB") as store:
+        whole = TOKENS // BLOCK
+        found = [store.match(prefix.chain(row.tolist())).blocks for row in (*closed, *kept)]
+        assert found == [0, 0, whole]
+
+
+def test_a_store_that_fails_is_not_told_and_nothing_else_happens(store: Store) -> None:
+    prefix = PrefixCache(FaultyStore(store), build(), block_tokens=BLOCK)
+    faulty = PrefixCache(FaultyStore(store, error=KVTerraceError("gone")), build(), block_tokens=BLOCK)
+    faulty.hint(prompt(), Hint.CLOSED)
+    with pytest.raises(ConfigError, match="seconds"):
+        prefix.hint(prompt(), Hint.RETURNS)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from kvterrace.handles import Pin
 from kvterrace.io.base import IoKind
 from kvterrace.io.faults import Effect, Fail, FaultPlan, FlipBit, Hang, PretendDone, Short, Slow, Torn
 from kvterrace.keys import KeyChain
-from kvterrace.types import Busy, Hit, Miss, Pending, Present, Rejected, Stored
+from kvterrace.types import Busy, Hint, Hit, Miss, Pending, Present, Rejected, Stored
 
 _ROOT = Path(tempfile.mkdtemp(prefix="kvterrace-machine-"))
 
@@ -65,8 +65,11 @@ class StoreMachine(RuleBasedStateMachine):
         segments=st.integers(5, 9),
         batch_blocks=st.sampled_from([1, 3, 1024]),
         after_s=st.sampled_from([0.0, 2.0]),
+        daily_blocks=st.sampled_from([None, 0, 10, 1000]),
     )
-    def open(self, dram_blocks: int, segments: int, batch_blocks: int, after_s: float) -> None:
+    def open(
+        self, dram_blocks: int, segments: int, batch_blocks: int, after_s: float, daily_blocks: int | None
+    ) -> None:
         self.box = Box(
             _ROOT / f"store{self.drives}",
             dram_blocks=dram_blocks,
@@ -75,6 +78,7 @@ class StoreMachine(RuleBasedStateMachine):
             after_s=after_s,
             faults=FaultPlan(),
             drives=self.drives,
+            daily_write_nbytes=None if daily_blocks is None else daily_blocks * 8192,
         )
 
     # -- calls -----------------------------------------------------------------------------------------------------
@@ -167,6 +171,11 @@ class StoreMachine(RuleBasedStateMachine):
         chain = named(name)
         scores = np.random.default_rng(seed).random(len(chain)) if seed else None
         self.box.store.touch(chain, scores=scores)
+
+    @rule(kind=st.sampled_from(Hint), seconds=st.sampled_from([0.0, 1.0, 1000.0]))
+    def hint(self, kind: Hint, seconds: float) -> None:
+        """What is not written for it counts as dropped when it goes."""
+        self.box.store.hint(b"a", kind, seconds=seconds)
 
     @rule(name=names(), data=st.data())
     def invalidate(self, name: str, data: st.DataObject) -> None:

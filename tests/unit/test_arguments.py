@@ -46,7 +46,7 @@ NO_TIMES = ["x", "1", -1, -1e-9, 1e300, 10**400, float("nan"), float("inf"), Tru
 #: What is left of some time may be less than none, or endless.
 NO_LIMITS = ["x", "1", float("nan"), True, b"1", [], Odd(), np.float32("nan")]
 NO_SEQUENCES = ["text", None, 5, bytearray(b"s"), memoryview(b"s"), [b"s"], Odd(), b"x" * 17]
-NO_SCORES = ["x", "1234", ["1"] * 4, [None] * 4, [1.0], [[1.0] * 4], [-1, 0, 0, 0], [float("nan")] * 4,
+NO_SCORES = ["x", "1234", ["1"] * 4, [None] * 4, [1.0], [[[1.0] * 4]], [-1, 0, 0, 0], [float("nan")] * 4,
              [float("inf")] * 4, [1e39] * 4, [True] * 4, [1j] * 4, 7, Odd(), [[1], [1, 2]] * 2, [3e38] * 4]  # fmt: skip
 NO_MEMORY = [
     None,

@@ -35,7 +35,7 @@ def test_nobody_else_can_read_a_store(tmp_path: Path, umask: int) -> None:
         os.umask(before)
     root = tmp_path / "deep" / "kv"
     found = [root, *root.rglob("*")]
-    assert len(found) == 8
+    assert len(found) == 9
     for each in found:
         assert stat.S_IMODE(each.stat().st_mode) == (0o700 if each.is_dir() else 0o600), each
 

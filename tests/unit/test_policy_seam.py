@@ -40,7 +40,7 @@ class FirstComeFirstKept:
         self.told: list[tuple[list[int], bool]] = []  # of each request its keys, and whether it went on with another
         self.nbytes = 0
 
-    def request(self, chain: Keys, ids: Ids, keys: Keys, now_s: float, *, extend: bool) -> Ids:
+    def request(self, chain: Keys, ids: Ids, keys: Keys, now_s: float, *, extend: bool, output_tokens: int = -1) -> Ids:
         self.told.append((chain.tolist(), extend))
         self.enter(ids, keys)
         self.kept += [key for key in chain.tolist() if key not in self.kept]

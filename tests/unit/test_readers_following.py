@@ -323,6 +323,7 @@ def test_the_writer_is_not_disturbed(tmp_path: Path) -> None:
         until(lambda: reader.match(chain_of(4, 6)).blocks == 6)
     assert sorted(each.name for each in (path / "partitions" / "main").iterdir()) == [
         *(segment.name for segment in segments(path)),
+        "budget",
         "lock",
     ]
 

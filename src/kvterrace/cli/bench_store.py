@@ -217,7 +217,11 @@ class _Round:
     def _store(self) -> Iterator[Store]:
         ssd_nbytes = max(16 * _SEGMENT_NBYTES, _disk_nbytes(self._plan))
         with open_store(
-            self._folder / "store", dram_bytes=self._plan.dram_nbytes, ssd_bytes=ssd_nbytes, sigterm_flush=False
+            self._folder / "store",
+            dram_bytes=self._plan.dram_nbytes,
+            ssd_bytes=ssd_nbytes,
+            sigterm_flush=False,
+            ssd_daily_write_bytes="1PB",  # all of it is to be written, whatever it is worth
         ) as store:
             yield store
 

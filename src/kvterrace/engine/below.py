@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from kvterrace.engine.blocks import NOWHERE, BlockTable, DramState, Ids
+from kvterrace.engine.blocks import NOWHERE, BlockTable, DramState, Ids, Verdict
 from kvterrace.engine.dealing import Dealing
 from kvterrace.engine.dirty import DirtyRuns
 from kvterrace.engine.slot_sizes import SlotSizes
@@ -45,8 +45,13 @@ class CopiesBelow:
         if segment is not None and (self._table.segment[block] != segment or self._table.page[block] != page):
             return
         self.lose(block)
+        self.admit(block)
         if self._table.state[block] == DramState.READY:
             self.owe(np.array([block], np.int32), now_s)
+
+    def admit(self, block: int) -> None:
+        """The block is worth a write, whatever was said of it: it had a copy, or something hangs on it that has."""
+        self._table.verdict[block] = Verdict.ADMITTED
 
     def bar(self, block: int) -> None:
         """The block may not be stored from now on: if it waits to be written, it does no longer."""

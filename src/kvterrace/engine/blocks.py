@@ -16,7 +16,7 @@ from kvterrace.format.record import PAGE_NBYTES
 from kvterrace.keys import KEY_NBYTES
 from kvterrace.types import Tier
 
-__all__ = ["NOWHERE", "BlockTable", "DramState", "Geometry", "Ids", "Keys"]
+__all__ = ["NOWHERE", "BlockTable", "DramState", "Geometry", "Ids", "Keys", "Verdict"]
 
 Ids = npt.NDArray[np.int32]
 Keys = npt.NDArray[np.uint64]
@@ -49,6 +49,14 @@ class DramState(enum.IntEnum):
     READY = 3  #: the block's bytes, complete and, if they came from below, verified
 
 
+class Verdict(enum.IntEnum):
+    """Whether a block is worth a write to the SSD."""
+
+    NONE = 0  #: not judged yet
+    ADMITTED = 1
+    REFUSED = 2  #: and so `spent`, unless it was put again since
+
+
 class BlockTable:
     """Columns over block ids. Not thread-safe: the ledger's owner serialises.
 
@@ -69,6 +77,8 @@ class BlockTable:
         leaving: the eviction policy has let go of what DRAM holds of it; it stays until that room is wanted.
         kept: the order of the SSD tier would keep the block there; see `SsdOrder`.
         marked: scratch; False but within a call.
+        seen: used in two turns.
+        verdict: `Verdict`.
         score: decayed cumulative attention score.
     """
 
@@ -87,11 +97,15 @@ class BlockTable:
         ("leaving", np.bool_, 0),
         ("kept", np.bool_, 0),
         ("marked", np.bool_, 0),
+        ("seen", np.bool_, 0),
+        ("verdict", np.uint8, 0),
         ("score", np.float32, 0),
     )
 
     #: Columns of which a block that is no more may leave something behind; `release` wants the others at their start.
-    _STALE = tuple((name, start) for name, _, start in _COLUMNS if name in {"page", "put_seq", "spent", "score"})
+    _STALE = tuple(
+        (name, start) for name, _, start in _COLUMNS if name in {"page", "put_seq", "spent", "seen", "verdict", "score"}
+    )
 
     key: npt.NDArray[np.uint8]
     state: npt.NDArray[np.uint8]
@@ -108,6 +122,8 @@ class BlockTable:
     leaving: npt.NDArray[np.bool_]
     kept: npt.NDArray[np.bool_]
     marked: npt.NDArray[np.bool_]
+    seen: npt.NDArray[np.bool_]
+    verdict: npt.NDArray[np.uint8]
     score: npt.NDArray[np.float32]
 
     def __init__(self) -> None:

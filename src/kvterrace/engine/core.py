@@ -141,6 +141,11 @@ class Core:
         copy.dram_nbytes = ledger.dram.nbytes
         copy.dirty_nbytes = ledger.dirty.nbytes
         copy.dropped_blocks = ledger.dropped_blocks
+        copy.ssd_refused_blocks = ledger.admitting.refused_blocks
+        budget = ledger.admitting.admission.budget
+        if budget is not None:
+            copy.ssd_daily_write_nbytes = int(budget.daily_nbytes)
+            copy.ssd_write_left_nbytes = max(0, int(budget.left_nbytes(self.clock.monotonic_s())))
         if self.volumes:
             copy.drives = drives = tuple(_drive_stats(volume) for volume in self.volumes)
             copy.ssd_live_nbytes = sum(one.live_nbytes for one in drives)

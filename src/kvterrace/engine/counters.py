@@ -41,6 +41,12 @@ class StoreStats:
 
     Every block asked for by `get` ends in exactly one of the `get_*` counts, every block given to `put` in one of
     `put_*`. The `ssd_*` figures are sums over the drives; `drives` has those of each.
+
+    Of records that a prefetch brought: `prefetch_useful_nbytes` were used from DRAM later, `prefetch_late_nbytes` were
+    waited for when they came, `prefetch_wasted_nbytes` left DRAM unused. What is still there unused is in none.
+
+    `ssd_refused_blocks` were not worth a write: they leave with their slot, and count as dropped then.
+    `ssd_write_left_nbytes` is what may be written for now of `ssd_daily_write_nbytes`; both are 0 without a budget.
     """
 
     get_dram_blocks: int = 0
@@ -56,6 +62,9 @@ class StoreStats:
     put_busy_blocks: int = 0
     put_rejected_blocks: int = 0
     prefetched_blocks: int = 0
+    prefetch_useful_nbytes: int = 0
+    prefetch_late_nbytes: int = 0
+    prefetch_wasted_nbytes: int = 0
     dropped_blocks: int = 0
     dram_read_nbytes: int = 0
     dram_written_nbytes: int = 0
@@ -64,6 +73,9 @@ class StoreStats:
     ssd_written_nbytes: int = 0
     ssd_write_requests: int = 0
     ssd_write_failures: int = 0
+    ssd_refused_blocks: int = 0
+    ssd_daily_write_nbytes: int = 0
+    ssd_write_left_nbytes: int = 0
     carried_blocks: int = 0
     reclaimed_segments: int = 0
     blocks: int = 0

@@ -69,6 +69,8 @@ class DirtyRuns:
         self._counts: dict[int, int] = {}  # for each in `since_s`: how many such blocks it has
         #: Bytes of all such blocks.
         self.nbytes = 0
+        #: Told of each run whose turn it is to be written; may take blocks of it, and of those before it, off the list.
+        self.judge: Callable[[Run, float], None] = lambda _, __: None
 
     def add(self, ids: Ids, now_s: float) -> None:
         """These blocks are ready and have no copy below."""
@@ -126,13 +128,14 @@ class DirtyRuns:
         found: Ids = run.ids[self.are(run.ids)]
         return found[~self._doomed(found)]
 
-    def _waiting(self, run: Run) -> Ids:
+    def waiting(self, run: Run) -> Ids:
+        """Blocks of `run` that are to be written, and are not being written already."""
         found = self._wanted(run)
         return found[~self._table.writing[found]]
 
     def wait_for(self, refused: Callable[[int], bool]) -> bool:
         """Whether a block that is not `refused` waits to be written, and is not being written already."""
-        waiting = (self._waiting(self._tree.run(number)) for number in self.since_s)
+        waiting = (self.waiting(self._tree.run(number)) for number in self.since_s)
         return any(not refused(block) for ids in waiting for block in ids.tolist())
 
     def owes(self, put_seq: int) -> bool:
@@ -159,7 +162,7 @@ class DirtyRuns:
         """
         for one in reversed(self._tree.lineage(run)):
             if one.number in self.since_s:
-                yield from (block for block in self._waiting(one).tolist() if block not in taken)
+                yield from (block for block in self.waiting(one).tolist() if block not in taken)
 
     def choose(
         self,
@@ -194,6 +197,8 @@ class DirtyRuns:
             chosen.append(block)
             taken.add(block)
         for number, since_s in list(self.since_s.items()):
+            if number not in self.since_s:
+                continue  # judged together with one that hangs on it
             run = self._tree.run(number)
             if not pressed and since_s + writes.after_s > now_s:
                 break  # and so for all behind it, or nearly so
@@ -202,6 +207,9 @@ class DirtyRuns:
             if not pressed and used_s + writes.after_s > now_s and limit_s > now_s:
                 del self.since_s[number]  # used since: to be looked at again when it may be idle
                 self.since_s[number] = min(used_s, limit_s - writes.after_s)
+                continue
+            self.judge(run, now_s)
+            if number not in self.since_s:
                 continue
             record_nbytes = self._sizes[run.namespace]
             due = [block for block in self._in_order(run, taken) if not refused(block)]

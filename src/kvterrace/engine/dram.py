@@ -20,7 +20,7 @@ from kvterrace.policy.eviction import EvictionPolicy
 from kvterrace.policy.promotion import PromotionRule, SecondTouch
 from kvterrace.types import Tier
 
-__all__ = ["AWAITED_S", "DramSpace"]
+__all__ = ["AWAITED_S", "DramSpace", "Spares"]
 
 #: What was prefetched stands back for no other prefetch, and is given up for others last, for this long.
 AWAITED_S = 10.0
@@ -32,6 +32,8 @@ _STEP = 1 / 32
 _READY, _EMPTY = int(DramState.READY), int(DramState.EMPTY)
 
 _Choice = Callable[[Ids], npt.NDArray[np.bool_]]
+#: Of a run whose turn it is, by number: what stays of it and of what it hangs on, head first; empty if it may go.
+Spares = Callable[[int], Ids]
 
 
 class DramSpace:
@@ -46,6 +48,9 @@ class DramSpace:
         self.promotion: PromotionRule = SecondTouch(nbytes)
         self.allocator = ExtentAllocator(nbytes)
         self.line = LeavingLine(table)
+        #: What is passed over though the policy would let go of it; None where the policy sees to that itself. Asked
+        #: for each run once while room is made.
+        self.spares: Spares | None = None
         self._table = table
         self._sizes = sizes
         self._capacity = 0  # the policy's, in blocks
@@ -65,11 +70,11 @@ class DramSpace:
 
     # -- what the policy is told ---------------------------------------------------------------------------------------
 
-    def request(self, chain: Keys, ids: Ids, now_s: float, *, extend: bool) -> None:
+    def request(self, chain: Keys, ids: Ids, now_s: float, *, extend: bool, output_tokens: int = -1) -> None:
         """A prompt came; see `EvictionPolicy.request`."""
         self._resize()
         words = self._table.words
-        gone = self.policy.request(chain, ids, words, now_s, extend=extend)
+        gone = self.policy.request(chain, ids, words, now_s, extend=extend, output_tokens=output_tokens)
         self._step_in(ids)
         gone = gone[self._table.slot[gone] != NOWHERE]
         self.line.add(gone[~self._table.leaving[gone]])
@@ -78,6 +83,17 @@ class DramSpace:
         """Blocks of the prompt that came last are there now; see `EvictionPolicy.enter`."""
         self.policy.enter(ids, self._table.words)
         self._step_in(ids)
+
+    def go_first(self, ids: Ids) -> None:
+        """Of these, what is here and has a copy below leaves, the first to go first; until it is used again."""
+        table = self._table
+        self.let_go(ids[(table.segment[ids] != NOWHERE) & (table.slot[ids] != NOWHERE)])
+
+    def let_go(self, ids: Ids) -> None:
+        """As if the policy had let go of these blocks, which are here."""
+        ids = ids[~self._table.leaving[ids]]
+        self.policy.forget(ids, self._table.words)
+        self.line.add(ids)
 
     def _step_in(self, ids: Ids) -> None:
         """Those of these that are inside leave no longer."""
@@ -197,6 +213,7 @@ class DramSpace:
 
     def _victims(self, nbytes: int, may_go: _Choice) -> Ids:
         table, words = self._table, self._table.words
+        passed: set[int] = set()
         asked, count = 0, math.ceil(nbytes / max(PAGE_NBYTES, self._sizes.mean_nbytes))
         chosen, missing = self.line.take(nbytes, self._sizes.of, may_go, count=count)
         while missing > 0:
@@ -210,11 +227,29 @@ class DramSpace:
                 more = left[~np.isin(left, chosen)]
                 if not len(more):
                     break
-            self.line.add(more[(table.slot[more] != NOWHERE) & ~table.leaving[more]])
+            more = more[(table.slot[more] != NOWHERE) & ~table.leaving[more]]
+            self.line.add(more if self.spares is None else self._without_spared(more, self.spares, passed, chosen))
             found, missing = self.line.take(missing, self._sizes.of, may_go, count=count)
             chosen = np.concatenate([chosen, found])
             asked, count = asked + 1, 2 * count
         return chosen
+
+    def _without_spared(self, ids: Ids, spares: Spares, passed: set[int], chosen: Ids) -> Ids:
+        """Those of these blocks, which the policy has let go of, that leave. The others are inside again.
+
+        `passed`: runs that were passed over before, and go now; `chosen`: blocks that go already.
+        """
+        table = self._table
+        staying: set[int] = set()
+        for number in table.by_run(ids)[0]:
+            back = ids[:0] if number in passed else spares(number)
+            if len(back):
+                runs = {*table.by_run(back)[0]} - passed
+                back = back[np.isin(table.run[back], list(runs)) & (table.slot[back] != NOWHERE)]
+                self.enter(back[~np.isin(back, chosen)])
+                passed |= runs
+                staying |= runs
+        return ids[~np.isin(table.run[ids], list(staying))] if staying else ids
 
     def all_idle(self) -> Ids:
         """Every block that has a slot and a copy below, or none to come, and is neither used nor pinned."""

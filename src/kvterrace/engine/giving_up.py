@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from kvterrace.engine.attention import Scored
 from kvterrace.engine.below import CopiesBelow
-from kvterrace.engine.blocks import NOWHERE, BlockTable, Ids
+from kvterrace.engine.blocks import NOWHERE, BlockTable, Ids, Verdict
 from kvterrace.engine.dirty import DirtyRuns
 from kvterrace.engine.dram import DramSpace
 from kvterrace.engine.slot_sizes import SlotSizes
@@ -29,15 +30,15 @@ class GivingUp:
         sizes: SlotSizes,
         below: CopiesBelow,
         *,
-        scored_s: dict[int, float],
+        scored: dict[int, Scored],
     ) -> None:
-        """`scored_s` has no entry for a run that is forgotten."""
+        """`scored` has no entry for a run that is forgotten."""
         self._table = table
         self._tree = tree
         self._dram = dram
         self._dirty = dirty
         self._sizes = sizes
-        self._scored_s = scored_s
+        self._scored = scored
         self._below = below
         #: Blocks that were invalidated while in use: given up at the last release.
         self.doomed: set[int] = set()
@@ -157,7 +158,7 @@ class GivingUp:
                 ends.append(run.parent)
             self._tree.trim(run, keep)
             if not keep:
-                self._scored_s.pop(run.number, None)
+                self._scored.pop(run.number, None)
         self._release(gone)
         lasts = np.array([int(run.ids[-1]) if len(run) else NOWHERE for run in ends], np.int32)
         loose = (lasts != NOWHERE) & (self._table.slot[lasts] == NOWHERE) & (self._table.segment[lasts] == NOWHERE)
@@ -195,6 +196,7 @@ class GivingUp:
         if slot.any():
             self._dram.free(ids[slot])
         table.spent[ids] = False
+        table.verdict[ids] = Verdict.NONE
         return int(np.count_nonzero(slot | below))
 
     def _prune(self, run: Run) -> None:
@@ -206,7 +208,7 @@ class GivingUp:
                 return
             parent, whole = at.parent, gone == len(at)
             if whole:
-                self._scored_s.pop(at.number, None)
+                self._scored.pop(at.number, None)
             self._release(self._tree.trim(at, len(at) - gone))
             if not whole:
                 return

@@ -11,12 +11,15 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from kvterrace.engine.admitting import Admitting
+from kvterrace.engine.attention import SCORE_HALF_LIFE_S, Attention
 from kvterrace.engine.below import CopiesBelow
 from kvterrace.engine.blocks import NOWHERE, BlockTable, DramState, Geometry, Ids
 from kvterrace.engine.dealing import Dealing
 from kvterrace.engine.dirty import DirtyRuns, WriteBatch, WritePolicy
 from kvterrace.engine.dram import DramSpace
 from kvterrace.engine.giving_up import GivingUp
+from kvterrace.engine.hinting import Hinting
 from kvterrace.engine.room import DramRoom
 from kvterrace.engine.slot_sizes import SlotSizes
 from kvterrace.engine.space import SegmentSpace, volume_of
@@ -25,11 +28,9 @@ from kvterrace.engine.tree import Run, RunTree, Step, ids_of
 from kvterrace.engine.turns import OpenTurns
 from kvterrace.format.record import PAGE_NBYTES
 from kvterrace.keys import KEY_NBYTES, KeyChain
+from kvterrace.policy.admission import Admission, WriteBudget
 from kvterrace.policy.eviction import EvictionPolicy, LruTailFirst
-from kvterrace.types import Tier
-
-#: A block's attention score halves in this time if nothing is added.
-SCORE_HALF_LIFE_S = 60.0
+from kvterrace.types import Hint, Tier
 
 #: By whether a block is in DRAM.
 _TIERS = np.array([Tier.SSD, Tier.DRAM], dtype=object)
@@ -53,6 +54,7 @@ class Ledger:
         policy: EvictionPolicy | None = None,
         ssd_policy: EvictionPolicy | None = None,
         writes: WritePolicy | None = None,
+        budget: WriteBudget | None = None,
     ) -> None:
         self.table = BlockTable()
         self.tree = RunTree(self.table)
@@ -68,16 +70,22 @@ class Ledger:
         self.turned_away = 0
         self._turns = OpenTurns()
         self.dirty = DirtyRuns(self.table, self.tree, self.sizes, self.doomed)
-        self._scored_s: dict[int, float] = {}  # run number -> when its scores were last brought up to date
+        self.attention = Attention(self.table, self.tree)
         self._below = CopiesBelow(self.table, self.tree, self.dirty, self.dealing, self.sizes)
+        self._hinting = Hinting(self.table, self.tree, self.dram, self._below, self.attention)
+        self.admitting = Admitting(
+            self.table, self.tree, self.dirty, self._below, self._hinting.hints, Admission(budget)
+        )
+        self.dirty.judge = self.admitting.judge
         parts = self.table, self.tree, self.dram, self.dirty, self.sizes, self._below
-        self._giving_up = GivingUp(*parts, scored_s=self._scored_s)
+        self._giving_up = GivingUp(*parts, scored=self.attention.runs)
         self._room = DramRoom(*parts, self._giving_up)
         #: What the SSD tier would keep; None: its order is that of age.
         self.ssd_order: SsdOrder | None = None
         if ssd_policy is not None and self.spaces:
             self.ssd_order = SsdOrder(self.table, self.sizes, self._below, ssd_policy)
             self._giving_up.ssd_order = self.ssd_order
+            self._hinting.tell(ssd_policy)
 
     @property
     def space(self) -> SegmentSpace | None:
@@ -151,24 +159,37 @@ class Ledger:
 
     # -- use -----------------------------------------------------------------------------------------------------------
 
-    def touch(self, chain: KeyChain, stop: int, now_s: float, *, put: bool = False) -> None:
+    def touch(self, chain: KeyChain, stop: int, now_s: float, *, put: bool = False, output_tokens: int = -1) -> None:
         """The first `stop` blocks of `chain` were used now, and so was all that they hang on. `put`: to put what comes
-        behind them; where they were touched last by who got them, that is one turn.
+        behind them; where they were touched last by who got them, that is one turn. `output_tokens`: of the answer to
+        the whole prompt; -1: not known.
         """
         steps = self.tree.walk(chain, stop)
         if not steps:
             return
-        ids = ids_of(steps)
+        ids, last = ids_of(steps), steps[-1][0]
+        idle_s = now_s - float(self.tree.used_s[last.number])
         self._mark_used(steps, now_s)
         if not put or not self._turns.has_told(chain, len(chain), now_s):
             extend = put and self._turns.has_begun(chain, len(ids), now_s)
-            self._request(chain, len(chain), ids, now_s, extend=extend)
+            self._request(chain, len(chain), ids, now_s, extend=extend, output_tokens=output_tokens)
+        if len(self._hinting.hints):
+            self._hinting.used(steps, idle_s, now_s)
 
-    def _request(self, chain: KeyChain, stop: int, ids: Ids, now_s: float, *, extend: bool) -> None:
+    def wanted(self, ids: Ids, now_s: float) -> None:
+        """A request asks for these blocks; before `touch`."""
+        self._hinting.now(now_s)
+        self.admitting.wanted(ids, now_s)
+
+    def hint(self, sequence: bytes, kind: Hint, seconds: float | None, now_s: float) -> None:
+        """What a client says of a sequence's future, see `Store.hint`. The one place where hints come in."""
+        self._hinting.hint(sequence, kind, seconds, now_s)
+
+    def _request(self, chain: KeyChain, stop: int, ids: Ids, now_s: float, *, extend: bool, output_tokens: int) -> None:
         words = np.frombuffer(chain.data, np.uint64, stop * KEY_NBYTES // 8)[:: KEY_NBYTES // 8].copy()
-        self.dram.request(words, ids, now_s, extend=extend)
+        self.dram.request(words, ids, now_s, extend=extend, output_tokens=output_tokens)
         if self.ssd_order is not None:
-            self.ssd_order.request(words, ids, now_s, extend=extend)
+            self.ssd_order.request(words, ids, now_s, extend=extend, output_tokens=output_tokens)
         self._turns.begin(chain, stop, len(ids), now_s)
 
     def _mark_used(self, steps: list[Step], now_s: float) -> None:
@@ -184,21 +205,15 @@ class Ledger:
         used_s[[run.number for run, _ in steps]] = now_s
 
     def add_scores(self, chain: KeyChain, scores: np.ndarray, now_s: float) -> None:
-        """Add attention scores to the blocks of `chain` that the index knows; what they had before has decayed to
-        half for every `SCORE_HALF_LIFE_S` since their run was scored last."""
-        steps = self.tree.walk(chain)
-        at = 0
-        for run, count in steps:
-            since_s = now_s - self._scored_s.get(run.number, now_s)
-            self.table.score[run.ids] *= 0.5 ** (since_s / SCORE_HALF_LIFE_S)
-            self.table.score[run.ids[:count]] += scores[at : at + count]
-            self._scored_s[run.number] = now_s
-            at += count
+        """Add attention scores, shape `(blocks,)` or `(layer groups, blocks)`, to the blocks of `chain` that the index
+        knows; what they had before has decayed. Those that are cold by now are the first to leave DRAM.
+        """
+        tokens = chain.namespace.layout.block_tokens
+        self.dram.go_first(self.attention.add(self.tree.walk(chain), np.atleast_2d(scores), tokens, now_s))
 
     def _split(self, run: Run, at: int) -> None:
         tail = self.tree.split(run, at)
-        if run.number in self._scored_s:
-            self._scored_s[tail.number] = self._scored_s[run.number]
+        self.attention.split(run, tail)
         self.dirty.split(run, tail)
 
     def hold(self, ids: Ids) -> None:
@@ -251,14 +266,23 @@ class Ledger:
     # -- put -----------------------------------------------------------------------------------------------------------
 
     def begin_put(
-        self, chain: KeyChain, at: int, stop: int, *, namespace: int, sequence: bytes, now_s: float
+        self,
+        chain: KeyChain,
+        at: int,
+        stop: int,
+        *,
+        namespace: int,
+        sequence: bytes,
+        now_s: float,
+        output_tokens: int = -1,
     ) -> tuple[Ids, int]:
         """New blocks for `chain`, of which the index knows the first `at` blocks and no more: up to block `stop`, as
         many as there is room for. The whole chain, up to the last of them, was used now.
 
         Each has a slot to be filled and is held. Returns their ids and the put-sequence number of the first; those of
-        the others follow. See `turned_away`.
+        the others follow. See `turned_away`; `output_tokens` as for `touch`.
         """
+        self._hinting.now(now_s)
         nbytes = self.sizes[namespace]
         if self._room.is_stuck(nbytes):
             return np.zeros(0, np.int32), 0
@@ -266,7 +290,8 @@ class Ledger:
         above = ids_of(steps)
         run, ids = self._append(steps, chain, at, stop, namespace=namespace, sequence=sequence, now_s=now_s)
         if not self._turns.has_told(chain, stop, now_s):
-            self._request(chain, stop, above, now_s, extend=self._turns.has_begun(chain, at, now_s))
+            extend = self._turns.has_begun(chain, at, now_s)
+            self._request(chain, stop, above, now_s, extend=extend, output_tokens=output_tokens)
         whole = np.concatenate([above, ids])
         self.dram.enter(whole)
         if self.ssd_order is not None:
@@ -281,6 +306,8 @@ class Ledger:
             self._giving_up.cut(run, len(ids) - len(taken))
         if len(taken) + self.turned_away == len(ids):
             self._turns.end(chain, stop, at)
+        if len(self._hinting.hints):
+            self._hinting.came(sequence, now_s)
         return taken, first
 
     def begin_fill(self, block: int) -> int | None:
@@ -303,7 +330,9 @@ class Ledger:
             assert sum(step[1] for step in steps) == at, "what new blocks hang on is not there"
             self._mark_used(steps, now_s)
         keys = chain.data[at * KEY_NBYTES : stop * KEY_NBYTES]
-        return self.tree.append(parent, keys, namespace=namespace, sequence=sequence, depth=at, now_s=now_s)
+        run, ids = self.tree.append(parent, keys, namespace=namespace, sequence=sequence, depth=at, now_s=now_s)
+        self.admitting.came(ids)
+        return run, ids
 
     def _number(self, ids: Ids) -> int:
         """Give blocks their put-sequence numbers; returns the first."""
@@ -332,6 +361,7 @@ class Ledger:
         """
         self.dram.ready(ids)
         for block in ids[self.table.segment[ids] == NOWHERE].tolist():
+            self._below.admit(block)
             self._below.owe(np.array([block], np.int32), float(self.tree.used_s[self.table.run[block]]))
 
     def lost(self, block: int, now_s: float, *, segment: int | None = None, page: int = NOWHERE) -> None:
@@ -365,6 +395,7 @@ class Ledger:
             self.table.writing[batch.ids] = True
             self.hold(batch.ids)
             batch.segment.writers += 1
+            self.admitting.spend(batch.nbytes, now_s)
         return batch
 
     def needs_segment(self, space: SegmentSpace | None = None) -> bool:

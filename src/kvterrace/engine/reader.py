@@ -16,6 +16,7 @@ import numpy as np
 from kvterrace.buffers import Bytes
 from kvterrace.engine.blocks import NOWHERE, DramState, Ids
 from kvterrace.engine.core import Core, OnResult
+from kvterrace.engine.foresight import Foresight
 from kvterrace.engine.landing import (
     Copy,
     Landing,
@@ -61,6 +62,7 @@ class Reader:
         self._busy_after_s = busy_after_s
         self._waiting = (Line(), Line())  # demand, prefetch: no slot yet
         self._shared: dict[int, list[Want]] = {}  # block being read -> who else wants it
+        self._foresight = Foresight(core.ledger, core.stats)
         self._records = RecordReads(
             core, self._landed, brought=self._brought, expired=self._expired, time_left=self._time_left
         )
@@ -80,11 +82,13 @@ class Reader:
         now_s = core.clock.monotonic_s()
         assert transfer.chain is not None
         ids = ledger.find(transfer.chain, transfer.stop)
+        ledger.wanted(ids, now_s)
         ledger.touch(transfer.chain, len(ids), now_s)
         mine = ids[transfer.start :]
         wanted = ~ledger.doomed(mine)
         ledger.hold(mine[wanted])
         if transfer.kind is TransferKind.GET:
+            self._foresight.used(mine, now_s)
             ledger.dram.used(mine)
         copies: list[Want] = []
         table = ledger.table  # of blocks that are held, nothing in it changes before the next result is taken in
@@ -103,6 +107,27 @@ class Reader:
         for index in range(max(transfer.start, len(ids)), transfer.stop):
             transfer.settle(index, Miss())
         self._copy(copies, Tier.DRAM)
+        cold = transfer.kind is TransferKind.GET and transfer.layers is None and len(ids) == transfer.stop
+        if cold and bool((table.state[mine] == _EMPTY).any()):
+            self._bring_along(transfer, self._foresight.neighbours(ids, now_s))
+
+    def _bring_along(self, read: Transfer, blocks: Ids) -> None:
+        """Prefetch what lies behind the end of a read, as if its caller had asked for it."""
+        if not len(blocks):
+            return
+        transfer = Transfer(
+            TransferKind.PREFETCH,
+            read.chain,
+            0,
+            len(blocks),
+            buffers=None,
+            submitted_s=read.submitted_s,
+            deadline_s=None,
+        )
+        self._foresight.bringing(transfer, self._core.ledger.geometry_of(int(blocks[0])).record_nbytes)
+        self._core.ledger.hold(blocks)
+        for index, block in enumerate(blocks.tolist()):
+            self._route(Want(transfer, index, block), [])
 
     def _readable(self, numbers: Ids) -> set[int]:
         """Those of these segments whose drive is read from now."""
@@ -126,6 +151,7 @@ class Reader:
         long.
         """
         self._core.ledger.dram.expire(now_s)
+        self._foresight.sweep(now_s)
         for volume in self._core.volumes:
             volume.gate.watch(now_s)
         for queue, io_class in zip(self._waiting, (IoClass.DEMAND, IoClass.PREFETCH), strict=True):
@@ -327,10 +353,14 @@ class Reader:
         self._core.ledger.landed(ids)
         copies: list[Want] = []
         ends: dict[Transfer, list[int]] = {}
+        now_s = self._core.clock.monotonic_s()
         for one in landings:
             want, others = one.want, self._shared.pop(one.want.block)
+            self._foresight.read(one.geometry.record_nbytes, now_s)
             if want.transfer.kind is TransferKind.PREFETCH:
                 self._core.stats.prefetched_blocks += 1
+                joined = any(other.transfer.kind is TransferKind.GET for other in others)
+                self._foresight.brought(want.block, want.transfer, now_s, joined=joined)
                 self._expect([want, *others])
             if one.fault is None:
                 ends.setdefault(want.transfer, []).append(want.index)
@@ -350,6 +380,8 @@ class Reader:
         ledger, block, outcome = self._core.ledger, one.want.block, one.outcome
         assert outcome is not None, "a read ended without a verdict"
         if one.runs:
+            if isinstance(outcome, Hit):
+                self._foresight.read(one.geometry.record_nbytes, self._core.clock.monotonic_s())
             self._straight.landed(one, outcome)
             return
         others = self._shared.pop(block)

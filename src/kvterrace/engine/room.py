@@ -143,6 +143,7 @@ class DramRoom:
             return
         table.spent[block] = False
         ids = np.array([block], np.int32)
+        self._below.admit(block)
         self._below.owe(ids, float(self._tree.used_s[table.run[block]]))  # written after all
         if table.spent[block]:  # it may not be: what hangs on it waits for it to be put again
             self._giving_up.leave_gap(block)

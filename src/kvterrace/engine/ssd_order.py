@@ -30,10 +30,10 @@ class SsdOrder:
         self._below = below
         self._capacity = 0
 
-    def request(self, chain: Keys, ids: Ids, now_s: float, *, extend: bool) -> None:
+    def request(self, chain: Keys, ids: Ids, now_s: float, *, extend: bool, output_tokens: int = -1) -> None:
         """A prompt came; see `EvictionPolicy.request`."""
         self._resize()
-        gone = self.policy.request(chain, ids, self._table.words, now_s, extend=extend)
+        gone = self.policy.request(chain, ids, self._table.words, now_s, extend=extend, output_tokens=output_tokens)
         self._mark(gone, kept=False)
         self._keep(ids)
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvterrace.engine.blocks import BlockTable, Ids
+from kvterrace.engine.sequences import SequenceRuns
 from kvterrace.keys import KEY_NBYTES, KeyChain
 
 __all__ = ["Run", "RunTree", "Step", "ids_of"]
@@ -89,6 +90,7 @@ class RunTree:
         self.used_s: npt.NDArray[np.float64] = np.zeros(0)
         #: Namespace of each run, by number.
         self.namespaces: Ids = np.zeros(0, np.int32)
+        self.sequences = SequenceRuns()
 
     def __len__(self) -> int:
         return len(self._runs) - len(self._free_numbers)
@@ -199,6 +201,7 @@ class RunTree:
             parent = None if above < 0 else runs[base + above]
             run = Run(number, ids[start:stop], depth=depth, parent=parent, namespace=namespace, sequence=sequence)
             runs.append(run)
+            self.sequences.add(run)
             if parent is not None:
                 parent._adopt(run)  # noqa: SLF001 - the tree is of runs
             at = (number - base) * KEY_NBYTES
@@ -221,6 +224,7 @@ class RunTree:
         heads, head = self._heads.setdefault(namespace, {}), self._head(run)
         assert head not in heads, "two runs begin with one key"
         heads[head] = run
+        self.sequences.add(run)
         self.table.run[ids] = number
         if parent is not None:
             parent._adopt(run)  # noqa: SLF001 - the tree is of runs
@@ -255,6 +259,7 @@ class RunTree:
             run.ids = _first(run.ids, keep)
             return gone
         del self._heads[run.namespace][self._head(run)]
+        self.sequences.remove(run)
         if run.parent is not None:
             run.parent._disown(run)  # noqa: SLF001 - as above
         self._runs[run.number] = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from kvterrace.engine.budgeting import BudgetKeeper
 from kvterrace.engine.core import Core
 from kvterrace.engine.reader import Reader
 from kvterrace.engine.writer import Writer
@@ -24,6 +25,8 @@ class Writers:
         self._turn = 0
         #: Flushes under way.
         self.flushing = 0
+        #: Writes the budget down, where there is one.
+        self.keeper: BudgetKeeper | None = None
 
     def bury(self, namespace: bytes, keys: list[bytes]) -> None:
         """Write down that these keys are invalid up to now, so that a restart does not bring them back. On every
@@ -89,8 +92,12 @@ class Writers:
             self._turn = (self._turn + 1) % len(self.each)
         for one in self.each:
             one.pump(now_s)
+        if self.keeper is not None:
+            self.keeper.pump(now_s)
 
     def close(self) -> None:
-        """Seal open segments that are worth a file of their own, and begin no reclaim."""
+        """Seal open segments that are worth a file of their own, and begin no reclaim; write the budget down."""
+        if self.keeper is not None:
+            self.keeper.save(self._core.clock.monotonic_s())
         for one in self.each:
             one.close()

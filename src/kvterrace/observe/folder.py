@@ -27,8 +27,8 @@ PENDING_NAME = "purge.pending"
 _SEGMENT = re.compile(r"([0-9a-f]{8})\.seg")
 _ERASED = re.compile(r"([0-9a-f]{8}\.seg|[0-9a-f]{64}\.json|purge\.pending)\.gone")
 _DESCRIPTION = re.compile(r"([0-9a-f]{64})\.json")
-#: What else a partition has, by docs/design.md: its lock, and its log of failed places.
-_BESIDE = re.compile(r"lock|quarantine\.[0-9a-f]{8}\.log")
+#: What else a partition has, by docs/design.md: its lock, its write budget, and its log of failed places.
+_BESIDE = re.compile(r"lock|budget|quarantine\.[0-9a-f]{8}\.log")
 _MAX_JSON_NBYTES = 1 << 20
 
 

@@ -27,9 +27,9 @@ class DirectoryPolicy:
         self.directory = directory
         self._ids = ids
 
-    def request(self, chain: Keys, ids: Ids, keys: Keys, now_s: float, *, extend: bool) -> Ids:
+    def request(self, chain: Keys, ids: Ids, keys: Keys, now_s: float, *, extend: bool, output_tokens: int = -1) -> Ids:
         self._ids.put(ids, keys)
-        self.directory.request(chain, now_s, extend=extend)
+        self.directory.request(chain, now_s, output_tokens=output_tokens, extend=extend)
         return self._leaving(self.directory.take_evicted(), keys)
 
     def enter(self, ids: Ids, keys: Keys) -> None:
@@ -61,6 +61,12 @@ class DirectoryPolicy:
 
     def resize(self, capacity: int) -> None:
         self.directory.resize(capacity)
+
+    def hint(self, key: int, kind: str, seconds: float, now_s: float) -> None:
+        """See `TakesHints`. A directory that takes none ignores it."""
+        hint = getattr(self.directory, "hint", None)
+        if hint is not None:
+            hint(key, kind, seconds, now_s)
 
     @property
     def nbytes(self) -> int:

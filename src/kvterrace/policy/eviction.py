@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["EvictionPolicy", "LruTailFirst"]
+__all__ = ["EvictionPolicy", "LruTailFirst", "TakesHints"]
 
 Ids = npt.NDArray[np.int32]
 Keys = npt.NDArray[np.uint64]
@@ -25,13 +25,14 @@ class EvictionPolicy(Protocol):
 
     name: str
 
-    def request(self, chain: Keys, ids: Ids, keys: Keys, now_s: float, *, extend: bool) -> Ids:
+    def request(self, chain: Keys, ids: Ids, keys: Keys, now_s: float, *, extend: bool, output_tokens: int = -1) -> Ids:
         """A prompt came. Its blocks are inside from now on, but for those that leave at once to make room.
 
         Args:
             chain: the same of each of its blocks, head first; also of those that are yet to come.
             ids: of the first of them, as many as there are.
             extend: the prompt that came last has grown; this is no turn of its own.
+            output_tokens: of the answer to it; -1: not known.
 
         Returns:
             what leaves, the first to go first.
@@ -64,6 +65,19 @@ class EvictionPolicy(Protocol):
         ...
 
 
+@runtime_checkable
+class TakesHints(Protocol):
+    """A policy that makes its own use of hints, as the return-index directory does."""
+
+    def hint(self, key: int, kind: str, seconds: float, now_s: float) -> None:
+        """What is known of the sequence that ends in the block `key` (the first 8 bytes of its key, little-endian).
+
+        `kind` is the value of a `Hint`; `seconds` until it returns, or for how long the hint holds. Unknown keys are
+        ignored.
+        """
+        ...
+
+
 class LruTailFirst:
     """Least recently used first; of one request the tail before the head.
 
@@ -81,7 +95,16 @@ class LruTailFirst:
         self._base = 0  # place of the first entry of the log
         self._start = self._stop = 0  # what is in use of the log
 
-    def request(self, chain: Keys, ids: Ids, keys: Keys, now_s: float, *, extend: bool) -> Ids:  # noqa: ARG002
+    def request(
+        self,
+        chain: Keys,  # noqa: ARG002
+        ids: Ids,
+        keys: Keys,
+        now_s: float,  # noqa: ARG002
+        *,
+        extend: bool,  # noqa: ARG002
+        output_tokens: int = -1,  # noqa: ARG002
+    ) -> Ids:
         self.enter(ids, keys)
         return ids[:0]
 

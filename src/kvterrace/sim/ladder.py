@@ -17,6 +17,7 @@ from kvterrace.engine.ledger import Geometry, Ledger
 from kvterrace.engine.space import SegmentSpace, SegmentState
 from kvterrace.keys import KEY_NBYTES, KeyChain, Namespace
 from kvterrace.layout import KVLayout
+from kvterrace.policy.admission import WriteBudget
 from kvterrace.policy.eviction import EvictionPolicy
 
 #: Plain: to compare what NumPy holds with an enum member takes many times as long.
@@ -89,6 +90,7 @@ class LedgerLadder:
         record_nbytes: int = 1 << 20,
         write_behind_s: float = 2.0,
         block_tokens: int = 512,
+        budget: WriteBudget | None = None,
     ) -> None:
         """`policy`: of DRAM; None: least recently used. `ssd_policy`: of the SSD; None: by the age of segments."""
         self.space: SegmentSpace | None = None
@@ -99,7 +101,12 @@ class LedgerLadder:
             self.space = SegmentSpace(cap, segment_nbytes, lambda records, _: 4096 + 160 * records)
         writes = WritePolicy(after_s=write_behind_s, batch_nbytes=segment_nbytes)
         self.ledger = Ledger(
-            dram_blocks * record_nbytes, self.space, policy=policy, ssd_policy=ssd_policy, writes=writes
+            dram_blocks * record_nbytes,
+            self.space,
+            policy=policy,
+            ssd_policy=ssd_policy,
+            writes=writes,
+            budget=budget,
         )
         self.ledger.add_namespace(0, Geometry(4096, record_nbytes - 4096), _NAMESPACE.digest)
         self.counts = LadderCounts()
@@ -108,10 +115,12 @@ class LedgerLadder:
         self._written: set[int] = set()  # put-sequence numbers that have been on the SSD
         self._was_stored: dict[int, bool] = {}  # by id: whether it was when it was given to the ladder last
 
-    def request(self, ids: npt.NDArray[np.int64], now_s: float, *, tokens: int | None = None) -> int:
+    def request(
+        self, ids: npt.NDArray[np.int64], now_s: float, *, tokens: int | None = None, output_tokens: int = -1
+    ) -> int:
         """Serve one request as an engine would: restore the resident prefix, put the rest. Returns the blocks hit.
 
-        `tokens`: of the prompt, where its last block is not full.
+        `tokens`: of the prompt, where its last block is not full. `output_tokens`: of its answer; -1: not known.
         """
         ledger, table, counts = self.ledger, self.ledger.table, self.counts
         chain = chain_of(ids)
@@ -119,7 +128,8 @@ class LedgerLadder:
         there = ledger.on_ladder(known)
         hits = len(there) if there.all() else int(np.argmin(there))
         self._count_misses(ids[hits:], there[hits:])
-        ledger.touch(chain, hits, now_s)
+        ledger.wanted(known, now_s)
+        ledger.touch(chain, hits, now_s, output_tokens=output_tokens)
         known = known[:hits]
         cold = known[table.state[known] == _EMPTY]
         counts.accesses += len(ids)
@@ -133,7 +143,7 @@ class LedgerLadder:
             ledger.let_go_all(known)
             counts.promoted += got
             counts.read_nbytes += len(cold) * self._record_nbytes
-        stored = self._put(chain, hits, now_s)
+        stored = self._put(chain, hits, now_s, output_tokens)
         self._was_stored.update(dict.fromkeys(ids[hits:stored].tolist(), True))
         self._was_stored.update(dict.fromkeys(ids[stored:].tolist(), False))
         counts.not_stored += len(ids) - stored
@@ -166,7 +176,7 @@ class LedgerLadder:
             else:
                 counts.dram_hit_tokens -= missing
 
-    def _put(self, chain: KeyChain, start: int, now_s: float) -> int:
+    def _put(self, chain: KeyChain, start: int, now_s: float, output_tokens: int) -> int:
         """Put what is behind the first `start` blocks; up to which block the chain is on the ladder then."""
         ledger = self.ledger
         known = ledger.find(chain)
@@ -183,7 +193,9 @@ class LedgerLadder:
                 return at
         at = len(known)
         while at < len(chain):
-            ids, _ = ledger.begin_put(chain, at, len(chain), namespace=0, sequence=b"", now_s=now_s)
+            ids, _ = ledger.begin_put(
+                chain, at, len(chain), namespace=0, sequence=b"", now_s=now_s, output_tokens=output_tokens
+            )
             ledger.filled_all(ids, now_s)
             ledger.let_go_all(ids)
             at += len(ids)

@@ -138,7 +138,7 @@ def _check_dirty(ledger: Ledger) -> None:
     assert ledger.dirty._counts == counts, "dirty blocks by run"  # noqa: SLF001
     listed = set(ledger.dirty.since_s)
     assert listed == runs, f"runs listed as dirty {sorted(listed)[:5]}, dirty {sorted(runs)[:5]}"
-    for number in ledger._scored_s:  # noqa: SLF001
+    for number in ledger.attention.runs:
         ledger.tree.run(number)
 
 

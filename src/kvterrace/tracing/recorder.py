@@ -157,6 +157,8 @@ class TraceRecorder:
 
     def touched(self, chain: KeyChain, scores: np.ndarray | None, now_s: float) -> None:
         if not self._is_full():
+            if scores is not None and scores.ndim == 2:  # by layer group
+                scores = scores.sum(axis=0)
             self._queue_up(len(chain), ("touch", chain.data, scores, now_s))
 
     def invalidated(self, chain: KeyChain, start: int, now_s: float) -> None:

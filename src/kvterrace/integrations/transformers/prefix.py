@@ -29,7 +29,7 @@ from kvterrace.integrations.transformers.tokens import token_rows
 from kvterrace.integrations.transformers.views import block_parts
 from kvterrace.keys import KeyChain, Namespace, chain_keys
 from kvterrace.layout import KVLayout
-from kvterrace.types import Hit, Present, Stored, Tier
+from kvterrace.types import Hint, Hit, Present, Stored, Tier
 
 __all__ = ["PrefixCache"]
 
@@ -270,6 +270,28 @@ class PrefixCache:
             _log.warning("storing %d tokens failed: %s", held, error)
             tally.error = str(error)
         return tally.report(time.monotonic() - began_s)
+
+    def hint(self, input_ids: Any, kind: Hint, *, seconds: float | None = None, sequence: bytes = b"") -> None:
+        """Tell the store what is known of a conversation's future, e.g. `Hint.CLOSED` when a session ends; see
+        `Store.hint`. A store that fails is not told, and nothing else happens.
+
+        Args:
+            input_ids: tokens that begin as those given to `store` did, one block at least; fewer say nothing.
+            sequence: as given to `store`.
+
+        Raises:
+            ConfigError: rows of unequal length, padding, or what is no hint.
+        """
+        for row in token_rows(input_ids, None):
+            if len(row) < self.layout.block_tokens:
+                continue
+            name = (sequence or self.chain(row[: self.layout.block_tokens]).key(0))[:_SEQUENCE_NBYTES]
+            try:
+                self._store.hint(name, kind, seconds=seconds)
+            except _MISTAKES:
+                raise
+            except (KVTerraceError, OSError) as error:
+                _log.warning("the store was not told %s: %s", kind, error)
 
     def _shapes(self, batch: int, tokens: int) -> list[tuple[int, int, int, int]]:
         """Of the tensors of a cache, one a part: `[batch, kv_heads, tokens, head_dim]`."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from kvterrace.keys import KeyChain
+from kvterrace.types import Hint
 
 __all__ = ["PrefixMatch", "PrefixStore"]
 
@@ -31,5 +32,7 @@ class PrefixStore(Protocol):
     def put(
         self, chain: KeyChain, blocks: Any, /, *, start: int = 0, stop: int | None = None, sequence: bytes = b""
     ) -> Any: ...
+
+    def hint(self, sequence: bytes, kind: Hint, /, *, seconds: float | None = None) -> None: ...
 
     def wait(self, transfer: Any, /, timeout_s: float | None = None) -> Sequence[Any]: ...
