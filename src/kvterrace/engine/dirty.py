@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -212,9 +213,10 @@ class DirtyRuns:
             if number not in self.since_s:
                 continue
             record_nbytes = self._sizes[run.namespace]
-            due = [block for block in self._in_order(run, taken) if not refused(block)]
-            room_nbytes = max(writes.batch_nbytes - nbytes, 0 if chosen else record_nbytes)
-            most = min(len(due), room_nbytes // record_nbytes)
+            room = max(writes.batch_nbytes - nbytes, 0 if chosen else record_nbytes) // record_nbytes
+            willing = (block for block in self._in_order(run, taken) if not refused(block))
+            due = list(islice(willing, room + 1))  # a long run is written in many batches
+            most = min(len(due), room)
             fitting = space.fitting(segment, record_nbytes, run.namespace, most)
             allowed = space.fitting(segment, record_nbytes, run.namespace, fitting, beside_nbytes=space.kept_nbytes)
             if allowed:
