@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import itertools
 import time
 from collections.abc import Iterator
@@ -20,8 +21,9 @@ from kvterrace.cli.replay_tables import show
 from kvterrace.cli.tables import print_json
 from kvterrace.errors import ConfigError
 from kvterrace.sim.columns import TraceColumns, load_trace
+from kvterrace.sim.hinted import WRONG_SHARE, said_in
 from kvterrace.sim.outcome import CostModel
-from kvterrace.sim.replay import POLICIES, replay
+from kvterrace.sim.replay import POLICIES, PRODUCTION, replay
 from kvterrace.sim.run import Run
 from kvterrace.sim.sizes import LadderSize, parse_ladder
 
@@ -33,6 +35,17 @@ _TIERS = ("dram=5%,ssd=30%",)
 #: DRAM alone, as far as the published tables go.
 _SWEEP = ("dram=1%", "dram=2%", "dram=5%", "dram=10%", "dram=20%", "dram=50%")
 _COSTS = CostModel()
+
+
+class Hints(enum.StrEnum):
+    """What a client says."""
+
+    NONE = "none"
+    RIGHT = "right"
+    WRONG = "wrong"
+
+
+_WRONG = {Hints.RIGHT: 0.0, Hints.WRONG: WRONG_SHARE}
 
 
 def command(
@@ -58,6 +71,12 @@ def command(
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw hits against capacity (.png, .svg, .pdf).", dir_okay=False)
     ] = None,
+    hints: Annotated[
+        Hints,
+        typer.Option(
+            help="Tell default and lru what a client could, by why answers ended: right, or wrong three times of ten.",
+        ),
+    ] = Hints.NONE,
     block_tokens: Annotated[
         int | None,
         typer.Option(
@@ -85,6 +104,8 @@ def command(
     names = _policies(policy or (["all"] if plot is not None else ["default"]))
     ladders = [parse_ladder(text) for text in tiers or (_SWEEP if plot is not None else _TIERS)]
     costs = CostModel(block_bytes, dram_gb_per_s, ssd_gb_per_s, token_us, attention_us)
+    if hints is not Hints.NONE and not set(names) <= set(PRODUCTION):
+        raise ConfigError(f"--hints: only {' and '.join(PRODUCTION)} take hints; give --policy")
     runs: list[Run] = []
     with _bar() as bar:
         loaded = [_load(path, block_tokens, bar) for path in traces]
@@ -93,12 +114,13 @@ def command(
         for (trace, ladder, dram, ssd), name in itertools.product(plans, names):
             bar.update(task, description=f"{trace.path.name} {ladder.text} {name}")
             began_s = time.monotonic()
-            outcome = replay(trace, name, dram, ssd, on_step=lambda step: bar.advance(task, step))
+            said = () if hints is Hints.NONE else said_in(trace, wrong_share=_WRONG[hints])
+            outcome = replay(trace, name, dram, ssd, on_step=lambda step: bar.advance(task, step), hints=said)
             runs.append(Run(trace, ladder, outcome, outcome.saving(costs), time.monotonic() - began_s))
     if plot is not None:
         plot_runs(runs, plot)
     if as_json:
-        print_json(_runs_json(loaded, runs, costs))
+        print_json(_runs_json(loaded, runs, costs, hints))
     else:
         show(runs, costs)
 
@@ -138,11 +160,12 @@ def _plan(trace: TraceColumns, ladder: LadderSize, costs: CostModel) -> tuple[Tr
     return (trace, ladder, *ladder.blocks_of(trace.distinct, costs.nbytes(trace.block_tokens)))
 
 
-def _runs_json(loaded: list[TraceColumns], runs: list[Run], costs: CostModel) -> dict[str, object]:
+def _runs_json(loaded: list[TraceColumns], runs: list[Run], costs: CostModel, hints: Hints) -> dict[str, object]:
     return {
         "schema": SCHEMA,
         "kvterrace": __version__,
         "costs": asdict(costs),
+        "hints": hints.value,
         "traces": [_trace_json(trace, costs) for trace in loaded],
         "runs": [_run_json(run, loaded, costs) for run in runs],
     }

@@ -34,6 +34,8 @@ class TraceColumns:
         tokens: of each prompt. What is behind its last whole block is in none, unless the trace has a partial one.
         output_tokens: of each answer, -1 where the trace does not say.
         distinct: different blocks.
+        session: of each request, -1: not known. `stop`: why its answer ended, empty: not known. `api_s`: how long that
+            took, 0: not known.
     """
 
     path: Path
@@ -44,6 +46,9 @@ class TraceColumns:
     output_tokens: npt.NDArray[np.int32]
     distinct: int
     block_tokens: int
+    session: npt.NDArray[np.int64]
+    stop: tuple[str, ...]
+    api_s: npt.NDArray[np.float64]
 
     def __len__(self) -> int:
         """Requests."""
@@ -101,6 +106,9 @@ def load_trace(
         np.array([request.output_tokens or -1 for request in requests], np.int32),
         distinct,
         tokens_a_block,
+        np.array([request.session for request in requests], np.int64),
+        tuple(request.stop for request in requests),
+        np.array([request.api_s for request in requests]),
     )
 
 

@@ -116,11 +116,18 @@ class LedgerLadder:
         self._was_stored: dict[int, bool] = {}  # by id: whether it was when it was given to the ladder last
 
     def request(
-        self, ids: npt.NDArray[np.int64], now_s: float, *, tokens: int | None = None, output_tokens: int = -1
+        self,
+        ids: npt.NDArray[np.int64],
+        now_s: float,
+        *,
+        tokens: int | None = None,
+        output_tokens: int = -1,
+        sequence: bytes = b"",
     ) -> int:
         """Serve one request as an engine would: restore the resident prefix, put the rest. Returns the blocks hit.
 
         `tokens`: of the prompt, where its last block is not full. `output_tokens`: of its answer; -1: not known.
+        `sequence`: what hints call it.
         """
         ledger, table, counts = self.ledger, self.ledger.table, self.counts
         chain = chain_of(ids)
@@ -143,7 +150,7 @@ class LedgerLadder:
             ledger.let_go_all(known)
             counts.promoted += got
             counts.read_nbytes += len(cold) * self._record_nbytes
-        stored = self._put(chain, hits, now_s, output_tokens)
+        stored = self._put(chain, hits, now_s, output_tokens, sequence)
         self._was_stored.update(dict.fromkeys(ids[hits:stored].tolist(), True))
         self._was_stored.update(dict.fromkeys(ids[stored:].tolist(), False))
         counts.not_stored += len(ids) - stored
@@ -176,7 +183,7 @@ class LedgerLadder:
             else:
                 counts.dram_hit_tokens -= missing
 
-    def _put(self, chain: KeyChain, start: int, now_s: float, output_tokens: int) -> int:
+    def _put(self, chain: KeyChain, start: int, now_s: float, output_tokens: int, sequence: bytes) -> int:
         """Put what is behind the first `start` blocks; up to which block the chain is on the ladder then."""
         ledger = self.ledger
         known = ledger.find(chain)
@@ -194,7 +201,7 @@ class LedgerLadder:
         at = len(known)
         while at < len(chain):
             ids, _ = ledger.begin_put(
-                chain, at, len(chain), namespace=0, sequence=b"", now_s=now_s, output_tokens=output_tokens
+                chain, at, len(chain), namespace=0, sequence=sequence, now_s=now_s, output_tokens=output_tokens
             )
             ledger.filled_all(ids, now_s)
             ledger.let_go_all(ids)

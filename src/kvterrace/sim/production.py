@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from kvterrace.errors import ConfigError
 from kvterrace.policy.directories import default_policy
 from kvterrace.policy.eviction import LruTailFirst
 from kvterrace.sim.columns import TraceColumns
+from kvterrace.sim.hinted import Said
 from kvterrace.sim.ladder import LedgerLadder
 from kvterrace.sim.outcome import Outcome
 
@@ -28,6 +30,7 @@ def replay_ledger(
     dram_blocks: int,
     ssd_blocks: int,
     on_step: Callable[[int], object],
+    hints: Sequence[Said] = (),
 ) -> Outcome:
     """Replay `trace` from an empty ladder. Blocks. Raises ConfigError: so small an SSD is none."""
     if 0 < ssd_blocks < _LEAST_SSD_BLOCKS:
@@ -39,9 +42,15 @@ def replay_ledger(
     offsets, ids = trace.offsets.tolist(), trace.ids.astype(np.int64)
     told = 0
     squared = 0.0
-    for number, (at_s, tokens) in enumerate(zip(trace.at_s.tolist(), trace.tokens.tolist(), strict=True)):
+    rows = zip(trace.at_s.tolist(), trace.tokens.tolist(), trace.output_tokens.tolist(), strict=True)
+    sessions = [b"%d" % one if one >= 0 else b"" for one in trace.session.tolist()]
+    left = deque(hints)
+    for number, (at_s, tokens, output_tokens) in enumerate(rows):
+        while left and left[0].at_s <= at_s:
+            said = left.popleft()
+            ladder.ledger.hint(b"%d" % said.session, said.kind, said.seconds, said.at_s)
         blocks = ids[offsets[number] : offsets[number + 1]]
-        hits = ladder.request(blocks, at_s, tokens=tokens)
+        hits = ladder.request(blocks, at_s, tokens=tokens, output_tokens=output_tokens, sequence=sessions[number])
         squared += float(min(hits * trace.block_tokens, tokens)) ** 2
         if number + 1 - told == _STEP_REQUESTS:
             on_step(_STEP_REQUESTS)

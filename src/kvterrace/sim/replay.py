@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from kvterrace.errors import ConfigError
 from kvterrace.io.probe import why_not_native
 from kvterrace.sim.columns import TraceColumns
+from kvterrace.sim.hinted import Said
 from kvterrace.sim.outcome import Outcome
 from kvterrace.sim.production import POLICIES as PRODUCTION
 from kvterrace.sim.production import replay_ledger
@@ -40,6 +41,7 @@ def replay(
     ssd_blocks: int = 0,
     *,
     on_step: Callable[[int], object] = lambda _: None,
+    hints: Sequence[Said] = (),
 ) -> Outcome:
     """Replay `trace` from an empty ladder. Blocks.
 
@@ -47,6 +49,7 @@ def replay(
         policy: one of `POLICIES`.
         dram_blocks, ssd_blocks: room of the tiers; no SSD if 0.
         on_step: hears now and then how many requests were replayed since it was last called.
+        hints: in order of time; for `default` and `lru`, the others take none.
 
     Raises:
         ConfigError: no such policy or ladder; or a reference policy where the extension module is not there.
@@ -54,7 +57,9 @@ def replay(
     if dram_blocks < 1 or ssd_blocks < 0:
         raise ConfigError(f"a ladder of {dram_blocks} blocks of DRAM and {ssd_blocks} of SSD: give DRAM one at least")
     if policy in PRODUCTION:
-        return replay_ledger(trace, policy, dram_blocks, ssd_blocks, on_step)
+        return replay_ledger(trace, policy, dram_blocks, ssd_blocks, on_step, hints)
+    if policy in REFERENCES and hints:
+        raise ConfigError(f"policy {policy} takes no hints; default and lru do")
     if policy in REFERENCES:
         return _replay_reference(trace, policy, dram_blocks, ssd_blocks, on_step)
     raise ConfigError(f"{policy}: no such policy; there are {', '.join(POLICIES)}")
