@@ -292,7 +292,8 @@ class Store:
         Args:
             sequence: as given to `put`; it need not be known yet.
             kind: CLOSED and ONE_OFF: it goes first, and what of it is not on the SSD is not written any more. RETURNS,
-                SHARED and PRIORITY: it goes after all else. The newest hint for a sequence counts.
+                SHARED and PRIORITY: it goes after all else. The newest hint for a sequence counts. With the extension
+                module, DRAM's policy weighs that against what it has learned, also of how often hints come true.
             seconds: for RETURNS, in how many it comes back: it is kept for twice as long, 10 s to 10 min. Else, for how
                 long the hint holds; None: an hour.
 
@@ -301,7 +302,10 @@ class Store:
         """
         sequence, kind, seconds = require_hint(sequence, kind, seconds)
         with self._entered():
-            self._core.ledger.hint(sequence, kind, seconds, self._clock.monotonic_s())
+            now_s = self._clock.monotonic_s()
+            self._core.ledger.hint(sequence, kind, seconds, now_s)
+            if self._recorder is not None:
+                self._recorder.hinted(sequence, kind, seconds, now_s)
 
     def invalidate(self, chain: KeyChain, *, start: int = 0) -> None:
         """Give up blocks of `chain` from `start` on and everything stored behind them, in every tier, also after a

@@ -322,3 +322,13 @@ def test_a_budget_of_nothing_is_written_down_once_and_writes_nothing(tmp_path: P
         box.step(1.0)
     assert box.store.stats().ssd_written_nbytes == 0
     box.check()
+
+
+def test_what_a_put_hangs_on_stays_though_it_is_not_worth_a_write(tmp_path: Path) -> None:
+    """No more fits: the rest of the put is refused, and nothing before it goes for what comes behind it."""
+    box = Box(tmp_path / "store", dram_blocks=4, segments=24, daily_write_nbytes=0, after_s=0.0)
+    chain = chain_of(SMALL, [1] * 8)
+    assert [type(one).__name__ for one in box.put_now(chain)] == ["Stored"] * 4 + ["Busy"] * 4
+    assert box.store.match(chain).tiers == (Tier.DRAM,) * 4
+    assert box.store.stats().ssd_refused_blocks == 4
+    box.check()

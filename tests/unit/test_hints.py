@@ -114,6 +114,18 @@ def test_what_is_over_is_not_written_and_leaves_with_its_slot(tmp_path: Path, ki
     assert (box.store.match(A).blocks, box.store.match(B).blocks) == (0, 4)
 
 
+def test_what_comes_of_a_one_off_sequence_goes_before_what_is_older(tmp_path: Path) -> None:
+    box = Box(tmp_path / "store", dram_blocks=8, segments=24)
+    box.store.hint(b"b", Hint.ONE_OFF)
+    box.put_now(A, sequence=b"a")
+    box.step(1.0)
+    box.put_now(B, sequence=b"b")
+    assert box.store.flush(100.0)
+    box.put_now(C, 0, 2, sequence=b"c")
+    assert (in_dram(box, A), in_dram(box, B)) == (4, 2)
+    box.check()
+
+
 def test_what_was_not_written_is_owed_again_once_it_was_used(tmp_path: Path) -> None:
     box = Box(tmp_path / "store", dram_blocks=12, segments=24)
     box.put_now(A, sequence=b"a")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,7 @@ from kvterrace.policy.directories import DirectoryPolicy, default_policy
 from kvterrace.policy.eviction import LruTailFirst
 from kvterrace.sim.ladder import LedgerLadder
 from kvterrace.testing.invariants import check_ledger
-from kvterrace.types import Tier
+from kvterrace.types import Hint, Tier
 
 RECORD = 8192
 
@@ -303,6 +304,54 @@ class Remembering:
 
     def forget(self, keys: Keys) -> None:
         self.forgotten += keys.tolist()
+
+
+class Told:
+    """A return index, and a list of what it was told."""
+
+    def __init__(self) -> None:
+        assert module is not None
+        self.index = module.ReturnIndex(1)
+        self.hints: list[tuple[int, str, float, float]] = []
+        self.answers: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.index, name)
+
+    def request(self, keys: Keys, now_s: float, *, output_tokens: int = -1, extend: bool = False) -> None:
+        self.answers.append(output_tokens)
+        self.index.request(keys, now_s, output_tokens=output_tokens, extend=extend)
+
+    def hint(self, key: int, kind: str, seconds: float, now_s: float) -> None:
+        self.hints.append((key, kind, seconds, now_s))
+        self.index.hint(key, kind, seconds, now_s)
+
+
+@needs_module
+def test_the_directories_of_both_tiers_are_told_of_hints_and_of_the_length_of_answers() -> None:
+    assert module is not None
+    dram, ssd = Told(), Told()
+    space = SegmentSpace(40 * 10 * RECORD, 10 * RECORD, lambda records, namespaces: 4096)
+    policies = [DirectoryPolicy("told", one, module.KeyMap()) for one in (dram, ssd)]  # type: ignore[arg-type]
+    ledger = Ledger(16 * RECORD, space, policy=policies[0], ssd_policy=policies[1])
+    ledger.add_namespace(0, Geometry(4096, 256), SMALL.digest)
+    chain = chain_of(SMALL, [1, 1, 2])
+    for start, sequence, answer in ((0, b"shared", 11), (2, b"mine", 22)):
+        stop = start + 2 if start == 0 else 3
+        ids, _ = ledger.begin_put(
+            chain, start, stop, namespace=0, sequence=sequence, now_s=70.0 * start, output_tokens=answer
+        )
+        ledger.filled_all(ids, 0.0)
+        ledger.let_go_all(ids)
+    ledger.touch(chain, 3, 300.0, output_tokens=33)
+    ledger.hint(b"mine", Hint.CLOSED, None, 400.0)
+    ledger.hint(b"shared", Hint.RETURNS, 9.0, 401.0)
+    ends = [int.from_bytes(chain.key(at)[:8], "little") for at in (2, 1)]
+    for one in (dram, ssd):
+        assert one.hints == [(ends[0], "closed", 3600.0, 400.0), (ends[1], "returns", 9.0, 401.0)]
+        assert one.answers == [11, 22, 33]
+    assert len(ledger.dram.line) == 0, "the policy decides"
+    check_ledger(ledger)
 
 
 @needs_module

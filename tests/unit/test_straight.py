@@ -92,6 +92,20 @@ def ended(box: Box, get: Get) -> list[Any]:
 # -- which blocks ------------------------------------------------------------------------------------------------------
 
 
+def test_what_goes_past_a_full_dram_brings_nothing_along(tmp_path: Path) -> None:
+    """Into a DRAM with room, a read brings what lies behind its end."""
+    cold = chain_of(LARGE, [0] * 6)
+    box = Watched(tmp_path / "store", cold)
+    get = Get(box.store, cold, 0, 2)
+    box.wait(get.transfer)
+    get.check()
+    box.rest()
+    assert len(box.reads) == 1
+    assert box.store.match(WARM).tiers == (Tier.DRAM,) * 4
+    assert box.store.match(cold).tiers == (Tier.SSD,) * 6
+    box.check()
+
+
 def test_what_comes_once_goes_past_a_full_dram_and_pushes_nothing_out(box: Watched) -> None:
     """C15."""
     get = Get(box.store, COLD)

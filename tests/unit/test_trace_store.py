@@ -19,6 +19,7 @@ from tests.unit.test_tracing import rows_of
 from kvterrace import ConfigError, KeyChain, Store, Stored, StoreLockedError, TraceRecorder, chain_keys
 from kvterrace.sim.traces import read_trace
 from kvterrace.tracing.files import SUFFIX, header, line
+from kvterrace.types import Hint
 
 MiB = 1 << 20
 
@@ -133,6 +134,27 @@ def test_reads_layer_by_layer_are_one_request(tmp_path: Path) -> None:
             store.wait(store.get(chain, out, layers=range(layer, layer + 1)), 60.0)
     assert [row["layers"] for row in rows_of(tmp_path / "trace", "get")] == [[0, 1], [1, 2]]
     assert [len(one.ids) for one in read_trace(tmp_path / "trace")] == [3, 3]  # the put, the get
+
+
+def test_hints_are_recorded_and_close_a_request(tmp_path: Path) -> None:
+    chains = {name: chain_of(way, 2) for way, name in enumerate((b"a", b"b", b"c"), 1)}
+    with opened(tmp_path / "kv", trace=tmp_path / "trace") as store:
+        for name, chain in chains.items():
+            put(store, chain, sequence=name)
+        store.hint(b"a", Hint.CLOSED)
+        store.hint(b"b", Hint.RETURNS, seconds=7.0)
+        store.hint(b"never seen", Hint.ONE_OFF)
+        store.touch(chains[b"b"], scores=np.array([[1.0, 2.0], [0.5, 0.25]]))
+    rows = rows_of(tmp_path / "trace", "hint")
+    assert [(row["kind"], row.get("seconds")) for row in rows] == [
+        ("closed", None),
+        ("returns", 7.0),
+        ("one_off", None),
+    ]
+    assert [row["seq"] for row in rows[:2]] == [row["seq"] for row in rows_of(tmp_path / "trace", "put")][:2]
+    assert [one.closed for one in read_trace(tmp_path / "trace")] == [True, False, False]
+    (touched,) = rows_of(tmp_path / "trace", "touch")
+    assert touched["scores"] == [1.5, 2.25], "over all layer groups"
 
 
 def test_moves_are_recorded(tmp_path: Path) -> None:

@@ -267,8 +267,9 @@ class DramSpace:
         goes &= (table.users[ids] | table.pins[ids]) == 0
         if not awaited:
             goes &= ~table.awaited[ids]
+        kept = table.marked[ids]
         if not droppable:
-            goes &= (table.segment[ids] != NOWHERE) | table.spent[ids]
-        elif (kept := table.marked[ids]).any():
+            goes &= (table.segment[ids] != NOWHERE) | (table.spent[ids] & ~kept)
+        elif kept.any():
             goes &= (table.segment[ids] != NOWHERE) | ~kept
         return goes

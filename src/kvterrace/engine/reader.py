@@ -107,12 +107,19 @@ class Reader:
         for index in range(max(transfer.start, len(ids)), transfer.stop):
             transfer.settle(index, Miss())
         self._copy(copies, Tier.DRAM)
-        cold = transfer.kind is TransferKind.GET and transfer.layers is None and len(ids) == transfer.stop
-        if cold and bool((table.state[mine] == _EMPTY).any()):
-            self._bring_along(transfer, self._foresight.neighbours(ids, now_s))
+        if transfer.kind is TransferKind.GET and transfer.layers is None and len(ids) == transfer.stop:
+            cold = int(np.count_nonzero(table.state[mine] == _EMPTY))
+            if cold:
+                self._bring_along(transfer, cold, self._foresight.neighbours(ids, now_s))
 
-    def _bring_along(self, read: Transfer, blocks: Ids) -> None:
-        """Prefetch what lies behind the end of a read, as if its caller had asked for it."""
+    def _bring_along(self, read: Transfer, cold: int, blocks: Ids) -> None:
+        """Prefetch what lies behind the end of a read, as if its caller had asked for it. Where the read itself goes
+        past a full DRAM, that pushes nothing out either. `cold`: blocks that it takes from the drive.
+        """
+        if read.direct and len(blocks):
+            ledger = self._core.ledger
+            free = ledger.dram.allocator.free_nbytes // ledger.geometry_of(int(blocks[0])).record_nbytes
+            blocks = blocks[: max(0, free - cold)]
         if not len(blocks):
             return
         transfer = Transfer(

@@ -8,7 +8,7 @@ import numpy as np
 
 from kvterrace.engine.transfers import Transfer
 from kvterrace.keys import KeyChain
-from kvterrace.types import Tier
+from kvterrace.types import Hint, Tier
 
 __all__ = ["Recorder"]
 
@@ -25,6 +25,10 @@ class Recorder(Protocol):
 
     def touched(self, chain: KeyChain, scores: np.ndarray | None, now_s: float) -> None:
         """`Store.touch` was called; `scores` is not changed after."""
+        ...
+
+    def hinted(self, sequence: bytes, kind: Hint, seconds: float | None, now_s: float) -> None:
+        """`Store.hint` was called."""
         ...
 
     def invalidated(self, chain: KeyChain, start: int, now_s: float) -> None:

@@ -92,6 +92,7 @@ class _Reading:
         self.requests: list[_Request] = []
         self._open = _Open()
         self._sessions: dict[str, int] = {}
+        self._last: dict[int, _Request] = {}  # of each session
         self._block_tokens: dict[int, int] = {}
         self._base = 0  # number of the file's first block
         self._shift_s = 0.0  # from the first recording to this one
@@ -115,6 +116,8 @@ class _Reading:
                 self._get(row)
             case "put":
                 self._put(row)
+            case "hint":
+                self._hint(row)
             case _:
                 pass  # a prefetch asks for nothing; moves and touches are not requests
 
@@ -171,7 +174,14 @@ class _Reading:
         request = self._go_on(request, found)
         self._open.offer(("behind", self.chains.id_at(found.tip, row["stop"] - 1)), request)
 
+    def _hint(self, row: dict[str, Any]) -> None:
+        last = self._last.get(self._sessions.get(row["seq"], -1))
+        if last is not None and row["kind"] in ("closed", "one_off"):
+            last.closed = True
+
     def _go_on(self, request: _Request | None, found: _Request) -> _Request:
+        if found.session != -1:
+            self._last[found.session] = request or found
         if request is None:
             self.requests.append(found)
             return found

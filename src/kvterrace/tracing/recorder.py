@@ -22,7 +22,7 @@ from kvterrace.layout import KVLayout
 from kvterrace.tracing.files import header, line, pack
 from kvterrace.tracing.ring import Ring
 from kvterrace.tracing.rows import Rows, Sampling, how_it_ended
-from kvterrace.types import Tier
+from kvterrace.types import Hint, Tier
 
 __all__ = ["TraceRecorder", "TraceStats"]
 
@@ -161,6 +161,10 @@ class TraceRecorder:
                 scores = scores.sum(axis=0)
             self._queue_up(len(chain), ("touch", chain.data, scores, now_s))
 
+    def hinted(self, sequence: bytes, kind: Hint, seconds: float | None, now_s: float) -> None:
+        if not self._is_full():
+            self._queue_up(0, ("hint", sequence, kind.value, seconds, now_s))
+
     def invalidated(self, chain: KeyChain, start: int, now_s: float) -> None:
         if not self._is_full():
             self._queue_up(len(chain), ("invalidate", chain.data, start, now_s))
@@ -250,6 +254,8 @@ class TraceRecorder:
         match op:
             case "touch":
                 rows.touch(*event)
+            case "hint":
+                rows.hint(*event)
             case "invalidate":
                 rows.invalidate(*event)
             case "enter" | "leave":

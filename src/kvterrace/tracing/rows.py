@@ -130,6 +130,12 @@ class Rows:
             row["layers"] = layers
         self.add(row)
 
+    def hint(self, sequence: bytes, kind: str, seconds: float | None, now_s: float) -> None:
+        """A hint for a sampled sequence."""
+        if self._sampling.takes(b"", sequence):
+            row = {"op": "hint", "t": self._at(now_s), "seq": self._sampling.sequence(sequence).hex(), "kind": kind}
+            self.add(row if seconds is None else row | {"seconds": seconds})
+
     def touch(self, keys: bytes, scores: np.ndarray | None, now_s: float) -> None:
         """A touch, as far as the file has named the chain's blocks."""
         if not (stop := self._named_of(keys, len(keys) // KEY_NBYTES)):
