@@ -208,6 +208,22 @@ def test_blocks_that_hold_more_than_the_prompt_are_refused(tmp_path: Path, capsy
     assert "or say --block-tokens" in capsys.readouterr().err
 
 
+def test_a_pipe_or_a_device_is_written_to_and_stays(tmp_path: Path) -> None:
+    """`convert IN /dev/null`, as root, once put a file in the place of the device."""
+    source, pipe = write_lines(tmp_path / "a.jsonl", AGENT), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert convert_trace(source, pipe, "kvterrace") == 3
+        assert os.read(reader, 1 << 16).startswith(b'{"kvterrace_trace":1')
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo() and len(list(tmp_path.iterdir())) == 2
+    with pytest.raises(ConfigError, match="cannot write"):
+        convert_trace(source, tmp_path, "kvterrace")
+    assert tmp_path.is_dir()
+
+
 def test_wide_ids_are_numbered_anew_for_mooncake(tmp_path: Path) -> None:
     wide = [2**62 + 5, 3, 2**61]
     source = write_lines(

@@ -49,8 +49,8 @@ def format_of(path: Path) -> TraceFormat:
 
 
 def convert_trace(source: Path, target: Path, to: TraceFormat, *, block_tokens: int | None = None) -> int:
-    """Write the trace `source` to `target` in another format; returns the number of requests. `target` is written
-    whole or not at all, and gzipped if its name ends in `.gz`.
+    """Write the trace `source` to `target` in another format; returns the number of requests. A file is written
+    whole or not at all (a pipe or a device as it comes), and gzipped if its name ends in `.gz`.
 
     Args:
         to: `kvterrace` or `mooncake`.
@@ -146,8 +146,11 @@ def _runs(ids: npt.NDArray[np.int64]) -> list[int]:
 
 @contextmanager
 def _written(target: Path) -> Iterator[Callable[[bytes], None]]:
-    """A function that writes to `target`, which is there once the block has ended well."""
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    """A function that writes to `target`, which is there once the block has ended well. What is there and is no file (a
+    pipe, /dev/stdout, /dev/null) is written to as it is: nothing may take its place.
+    """
+    in_place = target.exists() and not target.is_file()
+    part = target if in_place else target.with_name(f".{target.name}.{os.getpid()}.part")
     waiting: list[bytes] = []
     nbytes = 0
     try:
@@ -168,8 +171,10 @@ def _written(target: Path) -> Iterator[Callable[[bytes], None]]:
 
             yield write
             flush()
-        part.replace(target)
+        if not in_place:
+            part.replace(target)
     except OSError as error:
         raise ConfigError(f"cannot write {target}: {error.strerror or error}; give another place") from error
     finally:
-        part.unlink(missing_ok=True)
+        if not in_place:
+            part.unlink(missing_ok=True)
