@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -67,3 +68,15 @@ def test_json_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="give --json another place"):
         write_json(tmp_path / "missing" / "out.json", {"a": 1})
     assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
+
+
+def test_a_pipe_is_written_to_and_stays(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_json(pipe, {"a": 1})
+        assert json.loads(os.read(reader, 1 << 10)) == {"a": 1}
+    finally:
+        os.close(reader)
+    assert [one.is_fifo() for one in tmp_path.iterdir()] == [True]

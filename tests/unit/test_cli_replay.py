@@ -113,12 +113,12 @@ def test_the_default_needs_no_extension_module(
         (["--tiers", "dram=5%,tape=5%"], "is no tier"),
         (["--policy", "mru"], "no such policy"),
         (["--policy", ""], "no such policy"),
-        (["--ssd-gb-per-s", "0"], "above 0"),
-        (["--token-us", "nan"], "above 0"),
+        (["--ssd-gb-per-s", "0"], "--ssd-gb-per-s: give a number above 0"),
+        (["--token-us", "nan"], "--token-us: give a number above 0"),
         (["--block-bytes", "0"], "block-bytes"),
         (["--block-tokens", "24"], "multiple"),
         (["--plot", "/nowhere/p.png"], "--plot"),
-        (["--unknown"], "--unknown"),
+        (["--unknown"], "(see kvterrace replay --help)"),
     ],
 )
 def test_bad_options_are_one_line(

@@ -17,6 +17,7 @@ from tests.crash.kit import LAYOUT, NAMESPACE, ROOT, chain_of, checked, hits, op
 from tests.unit.test_tracing import rows_of
 
 from kvterrace import ConfigError, KeyChain, Store, Stored, StoreLockedError, TraceRecorder, chain_keys
+from kvterrace.sim.columns import load_trace
 from kvterrace.sim.traces import read_trace
 from kvterrace.tracing.files import SUFFIX, header, line
 from kvterrace.types import Hint
@@ -101,6 +102,8 @@ def test_a_recorded_run_read_again_gives_the_same_hits(tmp_path: Path, ask: Any)
         for key, one in zip(chain, request.ids.tolist(), strict=True)
     }
     assert len(set(ids.values())) == len(ids)
+    columns = load_trace(tmp_path / "trace")  # replayed with the store's blocks, not with larger ones
+    assert (columns.block_tokens, len(columns.ids)) == (16, sum(map(len, chains)))
     coarse = read_trace(tmp_path / "trace", coarsen=2)
     assert [one.ids.tolist() for one in coarse] == [one.ids[1::2].tolist() for one in requests]
 

@@ -17,6 +17,7 @@ from tests.unit.test_sim import conversations
 
 from kvterrace import ConfigError
 from kvterrace.cli import main
+from kvterrace.sim.columns import load_trace
 from kvterrace.sim.converting import convert_trace, format_of
 from kvterrace.sim.trace_info import TraceInfo, trace_info
 from kvterrace.sim.traces import TraceRequest, read_trace
@@ -180,6 +181,47 @@ def test_mooncake_and_back_is_the_same(tmp_path: Path) -> None:
     assert format_of(tmp_path / "b.gz") == "kvterrace"
     assert main(["trace", "convert", str(tmp_path / "b.gz"), str(tmp_path / "c.jsonl")]) == 0
     assert [json.loads(one) for one in (tmp_path / "c.jsonl").read_text().splitlines()] == rows
+
+
+@pytest.mark.parametrize("block_tokens", [16, 32, 512])
+def test_converted_blocks_are_as_long_as_the_prompts_say(tmp_path: Path, block_tokens: int) -> None:
+    """A trace of small blocks that went to Mooncake's format and back is replayed with blocks of their own size."""
+    rows = [
+        {"timestamp": at, "input_length": block_tokens * count - at, "hash_ids": list(range(count))}
+        for at, count in enumerate([3, 9, 5])
+    ]
+    source = write_lines(tmp_path / "a.jsonl", rows)
+    assert main(["trace", "convert", str(source), str(tmp_path / "b.gz")]) == 0
+    trace = load_trace(tmp_path / "b.gz")
+    assert (trace.block_tokens, trace.tokens.tolist()) == (block_tokens, [row["input_length"] for row in rows])
+    assert len(trace.ids) == 3 + 9 + 5
+
+
+def test_blocks_that_hold_more_than_the_prompt_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write_lines(tmp_path / "a.jsonl", [{"timestamp": 0, "input_length": 96, "hash_ids": [1, 2, 3]}])
+    target = str(tmp_path / "b.gz")
+    assert main(["trace", "convert", str(source), target, "--block-tokens", "512"]) == 0
+    assert main(["replay", target]) == 2
+    assert "3 blocks of 512 tokens are more than its 96 tokens" in capsys.readouterr().err
+    uneven = [{"timestamp": 0, "input_length": one, "hash_ids": [1, 2, 3]} for one in (96, 1536)]
+    assert main(["trace", "convert", str(write_lines(source, uneven)), target]) == 2
+    assert "or say --block-tokens" in capsys.readouterr().err
+
+
+def test_a_pipe_or_a_device_is_written_to_and_stays(tmp_path: Path) -> None:
+    """`convert IN /dev/null`, as root, once put a file in the place of the device."""
+    source, pipe = write_lines(tmp_path / "a.jsonl", AGENT), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert convert_trace(source, pipe, "kvterrace") == 3
+        assert os.read(reader, 1 << 16).startswith(b'{"kvterrace_trace":1')
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo() and len(list(tmp_path.iterdir())) == 2
+    with pytest.raises(ConfigError, match="cannot write"):
+        convert_trace(source, tmp_path, "kvterrace")
+    assert tmp_path.is_dir()
 
 
 def test_wide_ids_are_numbered_anew_for_mooncake(tmp_path: Path) -> None:

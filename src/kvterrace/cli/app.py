@@ -136,7 +136,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         show = getattr(error, "format_message", None)
         if show is None:
             raise
-        fail(f"{show()} (see kvterrace --help)")
+        context = getattr(error, "ctx", None)
+        fail(f"{show()} (see {context.command_path if context is not None else 'kvterrace'} --help)")
         return 2
     # Typer makes an exit status of Ctrl-C.
     if status == _INTERRUPTED:

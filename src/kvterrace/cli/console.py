@@ -69,11 +69,16 @@ def human_nbytes(nbytes: int) -> str:
 
 
 def write_json(path: Path, data: Mapping[str, object]) -> None:
-    """Write `data` to `path`, whole or not at all. Raises ConfigError where that cannot be."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    """Write `data` to `path`, whole or not at all; a pipe or a device (/dev/stdout) is written to as it is. Raises
+    ConfigError where that cannot be.
+    """
+    in_place = path.exists() and not path.is_file()
+    part = path if in_place else path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         part.write_text(json.dumps(data, indent=2, default=str) + "\n", encoding="utf-8")
-        part.replace(path)
+        if not in_place:
+            part.replace(path)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        if not in_place:
+            part.unlink(missing_ok=True)
         raise ConfigError(f"cannot write {path}: {error.strerror or error}: give --json another place") from error

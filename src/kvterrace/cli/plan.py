@@ -62,7 +62,7 @@ def command(
     tpot: Annotated[str | None, typer.Option(metavar="TIME", help="Target for each further token, e.g. 50ms.")] = None,
     trace: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="A recorded load (.jsonl or .jsonl.gz): lengths and reuse from it."),
+        typer.Option(metavar="FILE", help="A recorded load, file or folder: lengths and reuse from it."),
     ] = None,
     output: Annotated[
         str | None,

@@ -49,7 +49,9 @@ _WRONG = {Hints.RIGHT: 0.0, Hints.WRONG: WRONG_SHARE}
 
 
 def command(
-    traces: Annotated[list[Path], typer.Argument(metavar="TRACE...", help="Trace files, .jsonl or .jsonl.gz.")],
+    traces: Annotated[
+        list[Path], typer.Argument(metavar="TRACE...", help="Trace files, or folders that stores recorded to.")
+    ],
     tiers: Annotated[
         list[str] | None,
         typer.Option(

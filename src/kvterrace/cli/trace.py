@@ -58,7 +58,12 @@ def convert(
     ] = None,
     block_tokens: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Tokens of a block of IN; by default 512 (hash_ids), 64 (hash_runs)."),
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Tokens of a block of IN; by default what fits its input_length (hash_ids), or 64 (hash_runs).",
+            show_default=False,
+        ),
     ] = None,
 ) -> None:
     """Between the formats of kvterrace and Mooncake; also from run-length coded ids (hash_runs). IN says what it is."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +13,9 @@ import numpy.typing as npt
 from kvterrace.errors import ConfigError
 from kvterrace.io.probe import why_not_native
 from kvterrace.sim.traces import TraceRequest, read_trace
+from kvterrace.tracing.files import is_trace
 
-__all__ = ["TraceColumns", "load_trace"]
+__all__ = ["TraceColumns", "inferred_block_tokens", "load_trace"]
 
 #: Tokens of the blocks that a trace with run-length coded ids is replayed with, unless another number is asked for.
 _RUN_BLOCK_TOKENS = 256
@@ -62,7 +63,7 @@ def load_trace(
 
     Args:
         block_tokens: of the blocks wanted, a multiple of those of the trace. None: those of the trace, but 256 where
-            its ids are run-length coded.
+            its ids are run-length coded (`hash_runs`).
         on_read: hears now and then how many requests were read.
 
     Raises:
@@ -72,7 +73,7 @@ def load_trace(
     if first is None:
         raise ConfigError(f"{path}: no request in it")
     known = first.block_tokens
-    wanted = block_tokens or (max(known, _RUN_BLOCK_TOKENS) if known else None)
+    wanted = block_tokens or (known if is_trace(path) else max(known, _RUN_BLOCK_TOKENS) if known else None)
     coarsen = _multiple(path, wanted, known) if known and wanted else 1
     requests = []
     for number, request in enumerate(read_trace(path, coarsen=coarsen), 1):
@@ -84,8 +85,9 @@ def load_trace(
     ids = [request.ids for request in requests]
     if known:
         tokens_a_block = known * coarsen
+        _check_lengths(path, requests, tokens_a_block)
     else:
-        natural = _inferred(path, requests)
+        natural = inferred_block_tokens(path, requests)
         coarsen = _multiple(path, wanted, natural) if wanted else 1
         ids = [one[coarsen - 1 :: coarsen] for one in ids]
         tokens_a_block = natural * coarsen
@@ -118,7 +120,23 @@ def _multiple(path: Path, wanted: int, natural: int) -> int:
     return wanted // natural
 
 
-def _inferred(path: Path, requests: list[TraceRequest]) -> int:
+def _check_lengths(path: Path, requests: Iterable[TraceRequest], block_tokens: int) -> None:
+    """Blocks that hold more tokens than the prompt has would be hits of more than there is."""
+    for number, request in enumerate(requests, 1):
+        tokens, blocks = request.input_tokens, len(request.ids)
+        if tokens > 0 and blocks > -(-tokens // block_tokens):
+            raise ConfigError(
+                f"{path}, request {number}: {blocks} blocks of {block_tokens} tokens are more than its {tokens} "
+                "tokens: was it converted with another --block-tokens?"
+            )
+
+
+def inferred_block_tokens(path: Path, requests: Iterable[TraceRequest]) -> int:
+    """Tokens of a block of a trace that does not say it, by the lengths of its prompts; 512 where several would do.
+
+    Raises:
+        ConfigError: no size goes with all of them.
+    """
     left = list(_LIKELY_BLOCK_TOKENS)
     for number, request in enumerate(requests, 1):
         tokens, blocks = request.input_tokens, len(request.ids)

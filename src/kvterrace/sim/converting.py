@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvterrace.errors import ConfigError
+from kvterrace.sim.columns import inferred_block_tokens
 from kvterrace.sim.traces import TraceRequest, read_trace
 from kvterrace.tracing.chains import IdChains
 from kvterrace.tracing.files import header, is_trace, line, pack
@@ -21,8 +22,8 @@ __all__ = ["TraceFormat", "convert_trace", "format_of", "write_trace"]
 
 TraceFormat = Literal["kvterrace", "mooncake", "claude-code"]
 
-#: Tokens of a block in the published traces of each format; their files do not say it.
-_BLOCK_TOKENS: dict[TraceFormat, int] = {"mooncake": 512, "claude-code": 64}
+#: Tokens of a block of the published traces with `hash_runs`; their files do not say it.
+_RUN_BLOCK_TOKENS = 64
 _MEMBER_NBYTES = 1 << 18
 
 
@@ -48,21 +49,23 @@ def format_of(path: Path) -> TraceFormat:
 
 
 def convert_trace(source: Path, target: Path, to: TraceFormat, *, block_tokens: int | None = None) -> int:
-    """Write the trace `source` to `target` in another format; returns the number of requests. `target` is written
-    whole or not at all, and gzipped if its name ends in `.gz`.
+    """Write the trace `source` to `target` in another format; returns the number of requests. A file is written
+    whole or not at all (a pipe or a device as it comes), and gzipped if its name ends in `.gz`.
 
     Args:
         to: `kvterrace` or `mooncake`.
-        block_tokens: tokens of the source's blocks; None: as its file says, or as the published traces have them.
+        block_tokens: tokens of the source's blocks. None: 64 with `hash_runs`; with `hash_ids` what fits the lengths of
+            its prompts, 512 if several do.
 
     Raises:
-        ConfigError: the source is no trace, or one whose ids stand for no prefix; or the target cannot be written.
+        ConfigError: the source is no trace, or one whose ids stand for no prefix, or whose blocks have no one size;
+            or the target cannot be written.
     """
     origin = format_of(source)
     if to == "kvterrace":
         if origin == "kvterrace":
             raise ConfigError(f"{source} is in kvterrace's format already; give --to mooncake")
-        rows = write_trace(read_trace(source), block_tokens or _BLOCK_TOKENS[origin], origin=origin)
+        rows = write_trace(read_trace(source), block_tokens or _block_tokens(source, origin), origin=origin)
     else:
         rows = _mooncake(read_trace(source))
     count = 0
@@ -71,6 +74,15 @@ def convert_trace(source: Path, target: Path, to: TraceFormat, *, block_tokens: 
             write(text)
             count += request
     return count
+
+
+def _block_tokens(source: Path, origin: TraceFormat) -> int:
+    if origin == "claude-code":
+        return _RUN_BLOCK_TOKENS
+    try:
+        return inferred_block_tokens(source, read_trace(source))
+    except ConfigError as error:
+        raise ConfigError(f"{error}; or say --block-tokens") from error
 
 
 def write_trace(requests: Iterable[TraceRequest], block_tokens: int, *, origin: str) -> Iterator[tuple[bool, bytes]]:
@@ -134,8 +146,11 @@ def _runs(ids: npt.NDArray[np.int64]) -> list[int]:
 
 @contextmanager
 def _written(target: Path) -> Iterator[Callable[[bytes], None]]:
-    """A function that writes to `target`, which is there once the block has ended well."""
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    """A function that writes to `target`, which is there once the block has ended well. What is there and is no file (a
+    pipe, /dev/stdout, /dev/null) is written to as it is: nothing may take its place.
+    """
+    in_place = target.exists() and not target.is_file()
+    part = target if in_place else target.with_name(f".{target.name}.{os.getpid()}.part")
     waiting: list[bytes] = []
     nbytes = 0
     try:
@@ -156,8 +171,10 @@ def _written(target: Path) -> Iterator[Callable[[bytes], None]]:
 
             yield write
             flush()
-        part.replace(target)
+        if not in_place:
+            part.replace(target)
     except OSError as error:
         raise ConfigError(f"cannot write {target}: {error.strerror or error}; give another place") from error
     finally:
-        part.unlink(missing_ok=True)
+        if not in_place:
+            part.unlink(missing_ok=True)

@@ -35,9 +35,9 @@ class CostModel:
             raise ConfigError(f"a block of {self.block_nbytes} bytes: give more than 0")
         for name in ("dram_gb_per_s", "ssd_gb_per_s", "token_us"):
             if not 0 < getattr(self, name) < 1e9:
-                raise ConfigError(f"{name.replace('_', ' ')}: give a number above 0, not {getattr(self, name)}")
+                raise ConfigError(f"--{name.replace('_', '-')}: give a number above 0, not {getattr(self, name)}")
         if not 0 <= self.attention_us < 1e9:
-            raise ConfigError(f"attention us: give 0 or more, not {self.attention_us}")
+            raise ConfigError(f"--attention-us: give 0 or more, not {self.attention_us}")
 
     def nbytes(self, block_tokens: int) -> int:
         """Of a block."""

@@ -35,7 +35,7 @@ def replay_ledger(
     """Replay `trace` from an empty ladder. Blocks. Raises ConfigError: so small an SSD is none."""
     if 0 < ssd_blocks < _LEAST_SSD_BLOCKS:
         raise ConfigError(
-            f"an SSD of {ssd_blocks} blocks: a store's has {_LEAST_SSD_BLOCKS} at least; give more, or no SSD"
+            f"an SSD of {ssd_blocks} blocks: a store's has {_LEAST_SSD_BLOCKS} at least; give --tiers more, or no SSD"
         )
     ladder = _ladder(trace, policy, dram_blocks, ssd_blocks)
     counts = ladder.counts
