@@ -20,7 +20,7 @@ from kvterrace.policy.directories import DirectoryPolicy, default_policy
 from kvterrace.policy.eviction import LruTailFirst
 from kvterrace.sim.ladder import LedgerLadder
 from kvterrace.testing.invariants import check_ledger
-from kvterrace.types import Tier
+from kvterrace.types import Hint, Tier
 
 RECORD = 8192
 
@@ -88,6 +88,7 @@ def tiers(ledger: Ledger, chain: KeyChain) -> list[Tier]:
 
 
 A, B, C = (chain_of(SMALL, [number] * 4) for number in range(3))
+EIGHT = chain_of(SMALL, [9] * 8)
 LONG = chain_of(SMALL, [0] * 6)
 
 
@@ -242,6 +243,30 @@ def test_blocks_of_two_sizes_are_each_inside_or_leaving(seed: int) -> None:
             ledger.filled_all(ids, now_s)
             ledger.let_go_all(ids)
         check_ledger(ledger)
+
+
+@pytest.mark.parametrize("sequence", [b"a", b"b"])
+def test_what_a_put_hangs_on_stays_though_it_is_not_worth_a_write(sequence: bytes) -> None:
+    """What hangs on it would be forgotten with it, while the put fills it; and nothing else has to go first."""
+    ledger = make(dram_blocks=8, segments=4)
+    open_segment(ledger)
+    ids, _ = ledger.begin_put(EIGHT, 0, 4, namespace=0, sequence=b"a", now_s=0.0)
+    ledger.filled_all(ids, 0.0)
+    ledger.let_go_all(ids)
+    ledger.hint(b"a", Hint.CLOSED, None, 1.0)
+    assert ledger.next_write(10.0, pressed=True) is None and ledger.table.spent[ids].all()
+    put(ledger, B, 11.0)
+    more, _ = ledger.begin_put(EIGHT, 4, 8, namespace=0, sequence=sequence, now_s=12.0)
+    check_ledger(ledger)
+    assert not len(more) and tiers(ledger, EIGHT) == [Tier.DRAM] * 4
+    while (batch := ledger.next_write(20.0, pressed=True)) is not None:  # so that their slots can go
+        ledger.written(batch)
+    check_ledger(ledger)
+    more, _ = ledger.begin_put(EIGHT, 4, 8, namespace=0, sequence=sequence, now_s=21.0)
+    ledger.filled_all(more, 21.0)
+    ledger.let_go_all(more)
+    check_ledger(ledger)
+    assert len(more) == 4 and len(tiers(ledger, EIGHT)) == 8 and len(tiers(ledger, B)) == 4
 
 
 # -- the SSD's order ---------------------------------------------------------------------------------------------------

@@ -268,7 +268,7 @@ class DramSpace:
         if not awaited:
             goes &= ~table.awaited[ids]
         if not droppable:
-            goes &= (table.segment[ids] != NOWHERE) | table.spent[ids]
+            goes &= (table.segment[ids] != NOWHERE) | (table.spent[ids] & ~table.marked[ids])
         elif (kept := table.marked[ids]).any():
             goes &= (table.segment[ids] != NOWHERE) | ~kept
         return goes
