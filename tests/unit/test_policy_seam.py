@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from tests.harness import SMALL, chain_of
+from tests.harness import LARGE, SMALL, chain_of
 from tests.unit.test_sim import conversations
 
 from kvterrace.engine import reclaim
@@ -89,6 +89,7 @@ def tiers(ledger: Ledger, chain: KeyChain) -> list[Tier]:
 
 
 A, B, C = (chain_of(SMALL, [number] * 4) for number in range(3))
+EIGHT = chain_of(SMALL, [9] * 8)
 LONG = chain_of(SMALL, [0] * 6)
 
 
@@ -211,6 +212,64 @@ def test_two_blocks_of_one_short_key_can_both_be_given_up() -> None:
     assert ledger.table.used == 0
 
 
+@needs_module
+def test_who_asks_for_the_head_of_a_prompt_keeps_the_rest_of_it() -> None:
+    """The policy hears of the whole prompt, so what is there of it leaves no longer, whatever part is asked for."""
+    ledger = make(default_policy(), dram_blocks=6)  # type: ignore[arg-type]
+    put(ledger, A, 0.0)
+    ledger.dram.line.add(ledger.dram.policy.evict(len(A), ledger.table.words))
+    assert ledger.table.leaving[ledger.find(A)].all()
+    ledger.touch(A, 2, 5.0)
+    assert not ledger.table.leaving[ledger.find(A)].any()
+    check_ledger(ledger)
+
+
+@needs_module
+@pytest.mark.parametrize("seed", range(8))
+def test_blocks_of_two_sizes_are_each_inside_or_leaving(seed: int) -> None:
+    """The capacity in blocks follows their sizes, so that a policy lets go of some before a prompt comes."""
+    rng, now_s = random.Random(seed), 0.0
+    ledger = Ledger(24 * RECORD, None, policy=default_policy())
+    ledger.add_namespace(0, Geometry(4096, 256), SMALL.digest)
+    ledger.add_namespace(1, Geometry(4096, 12288), LARGE.digest)
+    for step in range(150):
+        now_s += 30.0 * rng.random()
+        number = rng.randrange(2) if step % 60 < 30 else step // 60 % 2
+        path = [rng.randrange(4), *(int(rng.random() < 0.1) for _ in range(rng.randrange(19)))]
+        chain = chain_of((SMALL, LARGE)[number], path)
+        ledger.touch(chain, rng.randrange(len(chain) + 1), now_s, put=rng.random() < 0.6)
+        known = len(ledger.find(chain))
+        if known < len(chain):
+            ids, _ = ledger.begin_put(chain, known, len(chain), namespace=number, sequence=b"", now_s=now_s)
+            ledger.filled_all(ids, now_s)
+            ledger.let_go_all(ids)
+        check_ledger(ledger)
+
+
+@pytest.mark.parametrize("sequence", [b"a", b"b"])
+def test_what_a_put_hangs_on_stays_though_it_is_not_worth_a_write(sequence: bytes) -> None:
+    """What hangs on it would be forgotten with it, while the put fills it; and nothing else has to go first."""
+    ledger = make(dram_blocks=8, segments=4)
+    open_segment(ledger)
+    ids, _ = ledger.begin_put(EIGHT, 0, 4, namespace=0, sequence=b"a", now_s=0.0)
+    ledger.filled_all(ids, 0.0)
+    ledger.let_go_all(ids)
+    ledger.hint(b"a", Hint.CLOSED, None, 1.0)
+    assert ledger.next_write(10.0, pressed=True) is None and ledger.table.spent[ids].all()
+    put(ledger, B, 11.0)
+    more, _ = ledger.begin_put(EIGHT, 4, 8, namespace=0, sequence=sequence, now_s=12.0)
+    check_ledger(ledger)
+    assert not len(more) and tiers(ledger, EIGHT) == [Tier.DRAM] * 4
+    while (batch := ledger.next_write(20.0, pressed=True)) is not None:  # so that their slots can go
+        ledger.written(batch)
+    check_ledger(ledger)
+    more, _ = ledger.begin_put(EIGHT, 4, 8, namespace=0, sequence=sequence, now_s=21.0)
+    ledger.filled_all(more, 21.0)
+    ledger.let_go_all(more)
+    check_ledger(ledger)
+    assert len(more) == 4 and len(tiers(ledger, EIGHT)) == 8 and len(tiers(ledger, B)) == 4
+
+
 # -- the SSD's order ---------------------------------------------------------------------------------------------------
 
 
@@ -288,6 +347,17 @@ def test_the_ledger_holds_what_the_directory_holds(seed: int, capacity: int) -> 
         if at % 50 == 0:
             check_ledger(ladder.ledger)
             assert np.count_nonzero(ladder.ledger.table.state == DramState.READY) == len(directory)
+
+
+@needs_module
+def test_what_leaves_for_a_lower_capacity_and_comes_back_is_said_to_leave_once_or_not_at_all() -> None:
+    """Its slot would be freed twice."""
+    policy, keys, ids = default_policy(), np.arange(1, 9, dtype=np.uint64), np.arange(8, dtype=np.int32)
+    for capacity, most in ((8, 8), (2, 2), (8, 8)):
+        policy.resize(capacity)
+        gone = policy.request(keys, ids, keys, float(most), extend=False)
+        assert len(set(gone.tolist())) == len(gone) == 8 - most
+        assert not policy.inside(gone, keys).any()
 
 
 class Remembering:

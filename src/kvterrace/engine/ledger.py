@@ -171,6 +171,8 @@ class Ledger:
         idle_s = now_s - float(self.tree.used_s[last.number])
         self._mark_used(steps, now_s)
         if not put or not self._turns.has_told(chain, len(chain), now_s):
+            if len(ids) == stop < len(chain):  # the policies hear of the whole prompt, so of all that is there of it
+                ids = self.find(chain)
             extend = put and self._turns.has_begun(chain, len(ids), now_s)
             self._request(chain, len(chain), ids, now_s, extend=extend, output_tokens=output_tokens)
         if len(self._hinting.hints):

@@ -144,8 +144,12 @@ class Reclaimer:
         if room_nbytes:
             carry = reclaim.fitting(ledger, carry, room_nbytes)
         if self._called_off >= _CALL_OFFS:
-            for namespace in {ledger.run_of(block).namespace for block in carry.tolist()}:
-                ledger.drop_for(carry[[ledger.run_of(block).namespace == namespace for block in carry.tolist()]])
+            table, namespaces = ledger.table, [ledger.run_of(block).namespace for block in carry.tolist()]
+            for namespace in set(namespaces):  # what gives way to those of one may take some of another along
+                some = carry[(np.array(namespaces) == namespace) & (table.segment[carry] == segment.number)]
+                if len(some):
+                    ledger.drop_for(some)
+            carry = carry[table.segment[carry] == segment.number]
         self._reclaiming = segment
         self._progress = (-1, now_s)
         segment.state = SegmentState.RECLAIMING

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kvterrace.engine.below import CopiesBelow
-from kvterrace.engine.blocks import NOWHERE, BlockTable, DramState, Ids
+from kvterrace.engine.blocks import NOWHERE, BlockTable, DramState, Ids, Verdict
 from kvterrace.engine.dirty import DirtyRuns
 from kvterrace.engine.dram import DramSpace
 from kvterrace.engine.giving_up import GivingUp
@@ -50,8 +50,11 @@ class DramRoom:
             return 0
         nbytes = self._sizes[self._tree.run_of(int(ids[0])).namespace]
         droppable = last_copies and not self._below.dealing.can_write
-        keep = self._lineage(ids) if droppable else None
-        offsets = self._extents(nbytes, len(ids), droppable=droppable, awaited=awaited, keep=keep)
+        offsets = self._dram.allocator.allocate_all(nbytes, len(ids))
+        if len(offsets) < len(ids):
+            keep = self._lineage(ids) if last_copies else None
+            count = len(ids) - len(offsets)
+            offsets += self._extents(nbytes, count, droppable=droppable, awaited=awaited, keep=keep)
         self._dram.take(ids[: len(offsets)], offsets, state)
         return len(offsets)
 
@@ -89,7 +92,8 @@ class DramRoom:
     def extents(self, nbytes: int, count: int, *, last_copies: bool, keep: Ids | None = None) -> list[int]:
         """Up to `count` extents of `nbytes`. Blocks that have a copy below are given up for them.
 
-        `last_copies`: where nothing can be written, blocks without one are given up, too, except `keep`.
+        `last_copies`: where nothing can be written, blocks without one are given up, too, except `keep`. Of `keep`, not
+        even what is not to be written is: what hangs on it would go along, and be taken for there by who asks for room.
         """
         return self._extents(nbytes, count, droppable=last_copies and not self._below.dealing.can_write, keep=keep)
 
@@ -104,10 +108,23 @@ class DramRoom:
             wanted = nbytes * (count - len(offsets))
             victims = self._victims(wanted, droppable=droppable, awaited=awaited, keep=keep)
             if not len(victims):
+                if keep is not None and not offsets and not droppable:
+                    self._owe(keep)
                 break
             self._evict(victims)
             offsets += allocator.allocate_all(nbytes, count - len(offsets))
         return offsets
+
+    def _owe(self, keep: Ids) -> None:
+        """Of these, what was not to be written is in the way of what hangs on it: it is written after all, so that its
+        slot can go.
+        """
+        table = self._table
+        spent = keep[table.spent[keep] & (table.state[keep] == _READY) & (table.segment[keep] == NOWHERE)]
+        if len(spent):
+            table.spent[spent] = False
+            table.verdict[spent] = Verdict.ADMITTED
+            self._below.owe(spent, float(self._tree.used_s[table.run[spent]].min()))
 
     def _victims(self, nbytes: int, *, droppable: bool, awaited: bool, keep: Ids | None) -> Ids:
         """What to give up for `nbytes` of room. What was prefetched and not used yet only where there is nothing else,

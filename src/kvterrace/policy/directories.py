@@ -30,7 +30,11 @@ class DirectoryPolicy:
     def request(self, chain: Keys, ids: Ids, keys: Keys, now_s: float, *, extend: bool, output_tokens: int = -1) -> Ids:
         self._ids.put(ids, keys)
         self.directory.request(chain, now_s, output_tokens=output_tokens, extend=extend)
-        return self._leaving(self.directory.take_evicted(), keys)
+        gone = self.directory.take_evicted()
+        if len(gone):  # a key may have left twice, or come back: `resize` evicts, too, before the prompt comes
+            gone = gone[~self.directory.inside(gone)]
+            gone = gone[np.sort(len(gone) - 1 - np.unique(gone[::-1], return_index=True)[1])]
+        return self._leaving(gone, keys)
 
     def enter(self, ids: Ids, keys: Keys) -> None:
         self._ids.put(ids, keys)
