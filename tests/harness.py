@@ -21,6 +21,7 @@ from kvterrace.io.fake import FakeDevice
 from kvterrace.io.faults import FaultPlan
 from kvterrace.keys import KeyChain, Namespace, chain_keys
 from kvterrace.layout import KVLayout
+from kvterrace.policy.eviction import EvictionPolicy
 from kvterrace.store import Store
 from kvterrace.testing.invariants import check_invariants
 from kvterrace.tiers.directory import StoreDirectory
@@ -93,6 +94,7 @@ class Box:
         bytes_per_s: float = 2e9,
         drives: int = 1,
         daily_write_nbytes: int | None = None,
+        make_policy: Callable[[], EvictionPolicy] | None = None,
     ) -> None:
         """`segments`: room on each drive. Copies in memory run on the only drive, or beside them if there are more."""
         self.clock = ManualClock(1000.0)
@@ -109,6 +111,7 @@ class Box:
         self.segment_nbytes = SEGMENT_NBYTES
         self.busy_after_s = busy_after_s
         self.daily_write_nbytes = daily_write_nbytes
+        self.make_policy = make_policy
         self.writes_policy = WritePolicy(after_s=after_s, batch_nbytes=batch_nbytes)
         self.reads: list[tuple[str, int, int]] = []
         self.writes: list[tuple[str, int, int]] = []
@@ -156,6 +159,7 @@ class Box:
             segment_nbytes=self.segment_nbytes,
             background=False,
             daily_write_nbytes=self.daily_write_nbytes,
+            make_policy=self.make_policy,
         )
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from kvterrace.handles import Pin
 from kvterrace.io.base import IoKind
 from kvterrace.io.faults import Effect, Fail, FaultPlan, FlipBit, Hang, PretendDone, Short, Slow, Torn
 from kvterrace.keys import KeyChain
+from kvterrace.policy.directories import default_policy
+from kvterrace.policy.eviction import EvictionPolicy
 from kvterrace.types import Busy, Hint, Hit, Miss, Pending, Present, Rejected, Stored
 
 _ROOT = Path(tempfile.mkdtemp(prefix="kvterrace-machine-"))
@@ -66,9 +69,16 @@ class StoreMachine(RuleBasedStateMachine):
         batch_blocks=st.sampled_from([1, 3, 1024]),
         after_s=st.sampled_from([0.0, 2.0]),
         daily_blocks=st.sampled_from([None, 0, 10, 1000]),
+        make_policy=st.sampled_from([None, default_policy]),
     )
     def open(
-        self, dram_blocks: int, segments: int, batch_blocks: int, after_s: float, daily_blocks: int | None
+        self,
+        dram_blocks: int,
+        segments: int,
+        batch_blocks: int,
+        after_s: float,
+        daily_blocks: int | None,
+        make_policy: Callable[[], EvictionPolicy] | None,
     ) -> None:
         self.box = Box(
             _ROOT / f"store{self.drives}",
@@ -79,6 +89,7 @@ class StoreMachine(RuleBasedStateMachine):
             faults=FaultPlan(),
             drives=self.drives,
             daily_write_nbytes=None if daily_blocks is None else daily_blocks * 8192,
+            make_policy=make_policy,
         )
 
     # -- calls -----------------------------------------------------------------------------------------------------
