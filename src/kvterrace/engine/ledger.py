@@ -80,6 +80,7 @@ class Ledger:
         parts = self.table, self.tree, self.dram, self.dirty, self.sizes, self._below
         self._giving_up = GivingUp(*parts, scored=self.attention.runs)
         self._room = DramRoom(*parts, self._giving_up)
+        self._room.may_overdraw = budget is None or budget.daily_nbytes > 0
         #: What the SSD tier would keep; None: its order is that of age.
         self.ssd_order: SsdOrder | None = None
         if ssd_policy is not None and self.spaces:

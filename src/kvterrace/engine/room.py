@@ -38,6 +38,8 @@ class DramRoom:
         self._sizes = sizes
         self._below = below
         self._giving_up = giving_up
+        #: Whether what was refused a write may have one after all: not where nothing is to be written at all.
+        self.may_overdraw = True
 
     def reserve_all(self, ids: Ids, state: DramState, *, last_copies: bool, awaited: bool) -> int:
         """Give blocks of one namespace slots, in order, as many as there is room for; returns how many.
@@ -108,7 +110,7 @@ class DramRoom:
             wanted = nbytes * (count - len(offsets))
             victims = self._victims(wanted, droppable=droppable, awaited=awaited, keep=keep)
             if not len(victims):
-                if keep is not None and not offsets and not droppable:
+                if keep is not None and not offsets and not droppable and self.may_overdraw:
                     self._owe(keep)
                 break
             self._evict(victims)
