@@ -90,7 +90,7 @@ class Filler:
         """Put a transfer in line; `pump` takes its blocks."""
         core = self._core
         assert transfer.chain is not None
-        known = core.ledger.find(transfer.chain, transfer.start)
+        known = core.ledger.find(transfer.chain, transfer.stop)  # what is there already is used by who puts it again
         core.ledger.touch(transfer.chain, len(known), core.clock.monotonic_s(), put=True)
         self._waiting.append(_Queued(transfer, transfer.start, transfer.stop))
 

@@ -176,6 +176,8 @@ class Ledger:
                 ids = self.find(chain)
             extend = put and self._turns.has_begun(chain, len(ids), now_s)
             self._request(chain, len(chain), ids, now_s, extend=extend, output_tokens=output_tokens)
+        if put and len(ids) == len(chain):  # all is there: who puts it once more uses it once more
+            self._turns.end(chain, len(chain), len(ids))
         if len(self._hinting.hints):
             self._hinting.used(steps, idle_s, now_s)
 
