@@ -270,6 +270,16 @@ def test_what_a_put_hangs_on_stays_though_it_is_not_worth_a_write(sequence: byte
     assert len(more) == 4 and len(tiers(ledger, EIGHT)) == 8 and len(tiers(ledger, B)) == 4
 
 
+def test_a_prompt_that_is_only_put_is_used_each_time() -> None:
+    policy = FirstComeFirstKept()
+    ledger = make(dram_blocks=16, policy=policy)
+    put(ledger, EIGHT, 0.0)
+    told = len(policy.told)
+    for now_s in (1.0, 2.0, 3.0):
+        ledger.touch(EIGHT, len(EIGHT), now_s, put=True)
+    assert [keys for keys, _ in policy.told[told:]] == [policy.told[0][0]] * 3
+
+
 # -- the SSD's order ---------------------------------------------------------------------------------------------------
 
 
