@@ -23,7 +23,7 @@ from kvterrace.tiers.drives import open_drives
 from kvterrace.tiers.viewing import view_drives
 from kvterrace.tracing.recorder import TraceRecorder
 
-__all__ = ["open_store"]
+__all__ = ["default_write_budget", "open_store"]
 
 
 def open_store(
@@ -130,7 +130,7 @@ def open_store(
             read_only=read_only,
             make_policy=default_policy,
             recorder=recorder,
-            daily_write_nbytes=_daily_nbytes(paths) if daily_nbytes is None else daily_nbytes,
+            daily_write_nbytes=default_write_budget(paths) if daily_nbytes is None else daily_nbytes,
         )
     except BaseException:
         if recorder is not None:
@@ -144,12 +144,15 @@ def open_store(
     return store
 
 
-def _daily_nbytes(paths: Sequence[Path]) -> int | None:
-    """Bytes a day for the drives under these folders, each counted once."""
+def default_write_budget(paths: Sequence[Path]) -> int | None:
+    """Bytes a day for the drives under these folders, which may not be there yet, each drive counted once; None: there
+    is none.
+    """
     sizes = {}
     for path in paths:
-        found = os.statvfs(path)
-        sizes[path.stat().st_dev] = found.f_blocks * found.f_frsize
+        there = next(one for one in (path.absolute(), *path.absolute().parents) if one.exists())
+        found = os.statvfs(there)
+        sizes[there.stat().st_dev] = found.f_blocks * found.f_frsize
     return sum(map(default_daily_nbytes, sizes.values())) or None
 
 

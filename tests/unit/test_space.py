@@ -109,3 +109,17 @@ def test_rows_grow_and_are_used_again() -> None:
     assert space.file_nbytes == 300 * NBYTES
     assert sorted(space.columns.number[space.columns.number > 0]) == sorted(space.segments)
     assert {segment.number for segment in more} == set(range(301, 451))
+
+
+def test_who_watches_the_table_hears_of_each_copy_that_comes_and_goes() -> None:
+    """Whatever makes a copy count, or count no longer: written, found, taken back, lost."""
+    space, table = make(), BlockTable()
+    heard: list[tuple[str, bytes]] = []
+    table.on_enter = lambda tier, keys: heard.append((f"+{tier.name}", keys))
+    table.on_leave = lambda tier, keys: heard.append((f"-{tier.name}", keys))
+    segment, ids = space.begin(), table.allocate(2)
+    table.key[ids] = np.arange(64, dtype=np.uint8).reshape(2, 32)
+    first, second = bytes(range(32)), bytes(range(32, 64))
+    space.gain(table, segment, ids, 20, np.zeros(2))
+    space.lose(table, ids[1:], 10, np.zeros(1))
+    assert heard == [("+SSD", first + second), ("-SSD", second)]

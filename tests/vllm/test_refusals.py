@@ -23,9 +23,11 @@ from vllm.v1.kv_cache_interface import (
 from kvterrace.errors import ConfigError, StoreLockedError, UnsupportedModelError
 from kvterrace.integrations import MissingDependencyError
 from kvterrace.integrations.vllm import versions
+from kvterrace.integrations.vllm.connector import _open
 from kvterrace.integrations.vllm.options import place_of, read_options
 from kvterrace.integrations.vllm.pages import pages_of
 from kvterrace.integrations.vllm.weights import weights_fingerprint
+from kvterrace.opening import default_write_budget
 
 Extra = dict[str, Any]
 SPEC = FullAttentionSpec(block_size=BLOCK, num_kv_heads=HEADS, head_size=DIM, dtype=torch.float32)
@@ -248,3 +250,12 @@ def test_pages_that_are_not_understood() -> None:
         pages_of({layer: good[at][:5] for at, layer in enumerate(names)}, caches)
     with pytest.raises(UnsupportedModelError, match="on or of list"):
         pages_of({layer: [good[at]] for at, layer in enumerate(names)}, caches)
+
+
+def test_ranks_share_what_a_drive_may_be_written_in_a_day(tmp_path: Path) -> None:
+    options = read_options({"path": str(tmp_path / "kv"), "dram_bytes": "16MiB", "ssd_bytes": "64MiB"})
+    daily = []
+    for ranks in (1, 4):
+        with _open(options, f"r{ranks}", ranks, 4096) as store:
+            daily.append(store.stats().ssd_daily_write_nbytes)
+    assert daily[0] == default_write_budget([tmp_path]) and daily[1] == daily[0] // 4

@@ -12,7 +12,6 @@ from kvterrace.engine.dirty import DirtyRuns
 from kvterrace.engine.slot_sizes import SlotSizes
 from kvterrace.engine.space import SegmentSpace, volumes_of
 from kvterrace.engine.tree import RunTree
-from kvterrace.types import Tier
 
 __all__ = ["CopiesBelow"]
 
@@ -78,8 +77,6 @@ class CopiesBelow:
         for nbytes in np.unique(sizes).tolist() if len(sizes) > 1 else sizes.tolist():
             for space, some in self.by_space(ids[sizes == nbytes]):
                 space.lose(self._table, some, nbytes, self._tree.used_s[self._table.run[some]])
-        if self._table.on_leave is not None:
-            self._table.on_leave(Tier.SSD, self._table.key[ids].tobytes())
 
     def by_space(self, ids: Ids) -> Iterator[tuple[SegmentSpace, Ids]]:
         """The blocks of `ids` that have a copy below, by the volume that it is on."""

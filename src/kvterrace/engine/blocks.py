@@ -186,6 +186,16 @@ class BlockTable:
         self._watched.append(came)
         return came
 
+    def entered(self, tier: Tier, ids: Ids) -> None:
+        """These blocks have copies in `tier` now."""
+        if self.on_enter is not None and len(ids):
+            self.on_enter(tier, self.key[ids].tobytes())
+
+    def left(self, tier: Tier, ids: Ids) -> None:
+        """`tier` gave up its copies of these blocks."""
+        if self.on_leave is not None and len(ids):
+            self.on_leave(tier, self.key[ids].tobytes())
+
     def lost_copy(self, ids: Ids) -> None:
         """A copy of each of these blocks was given up: whoever gives up copies says so."""
         if self._departed is not None:

@@ -179,8 +179,7 @@ class DramSpace:
         slots = table.slot[ids]
         assert (slots != NOWHERE).all(), "a slot was freed twice"
         ready = table.state[ids] == _READY
-        if table.on_leave is not None and ready.any():
-            table.on_leave(Tier.DRAM, table.key[ids[ready]].tobytes())
+        table.left(Tier.DRAM, ids[ready])
         self.ready_nbytes -= self._sizes.total(ids[ready])
         self.allocator.free_all((slots.astype(np.int64) * PAGE_NBYTES).tolist())
         table.slot[ids] = NOWHERE

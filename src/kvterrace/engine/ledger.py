@@ -419,8 +419,6 @@ class Ledger:
         self.dirty.remove(ids)
         space.gain(table, batch.segment, ids, int(sizes.sum()), self.tree.used_s[table.run[ids]])
         table.page[ids] = (batch.offset + np.cumsum(sizes) - sizes) // PAGE_NBYTES
-        if table.on_enter is not None:
-            table.on_enter(Tier.SSD, table.key[ids].tobytes())
         self._end_write(batch)
 
     def write_failed(self, batch: WriteBatch) -> None:

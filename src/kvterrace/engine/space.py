@@ -13,6 +13,7 @@ import numpy.typing as npt
 from kvterrace.engine.blocks import NOWHERE, BlockTable, Ids
 from kvterrace.engine.segment_columns import SegmentColumns, whole_us
 from kvterrace.format.record import PAGE_NBYTES
+from kvterrace.types import Tier
 
 __all__ = [
     "MIN_CAP_NBYTES",
@@ -371,6 +372,7 @@ class SegmentSpace:
         segment._ids.append(ids)  # noqa: SLF001 - as above
         kept = int(np.count_nonzero(table.kept[ids]))
         self.columns.count(segment.row, len(ids), kept, nbytes, int(whole_us(used_s).sum()))
+        table.entered(Tier.SSD, ids)
 
     def lose(self, table: BlockTable, ids: Ids, record_nbytes: int, used_s: npt.NDArray[np.float64]) -> None:
         """The index stops pointing to the SSD copies of `ids`, records of `record_nbytes` each; their bytes become
@@ -384,6 +386,7 @@ class SegmentSpace:
             assert segment.live_nbytes >= 0, f"{segment!r} lost more than it held"
         table.segment[ids] = NOWHERE
         table.page[ids] = NOWHERE
+        table.left(Tier.SSD, ids)
         table.lost_copy(ids)
 
     def keep(self, table: BlockTable, ids: Ids, *, kept: bool) -> None:

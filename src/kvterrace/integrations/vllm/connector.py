@@ -31,7 +31,7 @@ from kvterrace.integrations.vllm.scheduler_side import SchedulerSide
 from kvterrace.integrations.vllm.support import check_engine, check_groups
 from kvterrace.integrations.vllm.weights import watch_weights, weights_fingerprint
 from kvterrace.integrations.vllm.worker_side import Loaded, WorkerSide
-from kvterrace.opening import open_store
+from kvterrace.opening import default_write_budget, open_store
 from kvterrace.store import Store
 from vllm import envs
 
@@ -252,11 +252,13 @@ def _open(options: Options, partition: str, ranks: int, block_nbytes: int) -> St
             f"dram_bytes: {options.dram_nbytes} B over {ranks} rank(s) are {dram_nbytes // block_nbytes} blocks of "
             f"{block_nbytes} B; give at least {ranks * _LEAST_BLOCKS * block_nbytes} B"
         )
+    budget = default_write_budget(options.paths)  # each rank has a partition on the same drives
     try:
         return open_store(
             list(options.paths),
             dram_bytes=dram_nbytes,
             ssd_bytes=options.ssd_nbytes // ranks,
+            ssd_daily_write_bytes=None if budget is None else budget // ranks,
             partition=partition,
             write_behind_s=_WRITE_BEHIND_S,
             sigterm_flush=False,

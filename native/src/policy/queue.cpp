@@ -1,16 +1,20 @@
-// First in, first out.
+// FIFO and LRU: one queue, from which the oldest leaves. They differ in whether a use makes a block the newest.
 #include "policy/lists.h"
 #include "policy/references.h"
 
 namespace kvterrace::policy {
 namespace {
 
-class Fifo final : public BlockPolicy {
+template <bool kUsesMove>
+class Queue final : public BlockPolicy {
  public:
   using BlockPolicy::BlockPolicy;
 
   void access(Key key) override {
-    if (lists_.find(key) != kNone) return;
+    if (const auto node = lists_.find(key); node != kNone) {
+      if constexpr (kUsesMove) lists_.move(node, 0);
+      return;
+    }
     if (lists_.size(0) >= capacity_) evict_one();
     lists_.add(key, 0);
   }
@@ -30,7 +34,11 @@ class Fifo final : public BlockPolicy {
 }  // namespace
 
 std::unique_ptr<BlockPolicy> make_fifo(std::size_t capacity, Order order) {
-  return std::make_unique<Fifo>(capacity, order);
+  return std::make_unique<Queue<false>>(capacity, order);
+}
+
+std::unique_ptr<BlockPolicy> make_lru(std::size_t capacity, Order order) {
+  return std::make_unique<Queue<true>>(capacity, order);
 }
 
 }  // namespace kvterrace::policy
